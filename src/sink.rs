@@ -1,0 +1,224 @@
+//! What a user of the crate implements.
+
+use std::future::Future;
+
+use futures_util::future::BoxFuture;
+
+use crate::claim::Claim;
+use crate::record::{Record, RecordId};
+use crate::source::Source;
+
+/// A writer that a [`Guard`](crate::Guard) stands in front of.
+///
+/// [`write`](Self::write) and [`flush`](Self::flush) are what most people implement. The guard calls one method at a
+/// time. After an error, or a future dropped half way, the sink is dropped and never called again: a sync that is tried
+/// again after a failure may report a success that is none. Going on means a new sink, made by the factory that the
+/// driver was given.
+///
+/// "Durable through sequence N" cannot be said, on purpose: redelivery breaks order, so a high-water mark loses messages.
+pub trait Sink: Send {
+    /// What goes wrong.
+    type Error: std::error::Error + Send + Sync + 'static;
+
+    /// Takes one record. It need not be durable yet.
+    ///
+    /// # Errors
+    ///
+    /// Anything that makes the sink unusable. A record that can never be stored is no error but
+    /// [`Written::Rejected`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Need not be cancel safe: a sink whose call was dropped half way is dropped too.
+    fn write(&mut self, record: Record) -> impl Future<Output = Result<Written, Self::Error>> + Send;
+
+    /// Makes records durable and says which. What is reported here may be acked, and is then gone from a work-queue
+    /// stream for good: the data, and the directory entry of a new file, must survive a power cut.
+    ///
+    /// # Errors
+    ///
+    /// Anything that leaves it unknown whether the records are durable.
+    ///
+    /// # Cancel safety
+    ///
+    /// Need not be cancel safe: a sink whose call was dropped half way is dropped too.
+    fn flush(&mut self, flush: Flush<'_>) -> impl Future<Output = Result<Durable, Self::Error>> + Send;
+
+    /// What the sink itself already holds of this source, asked once when a guard opens. Only what is durable may be
+    /// reported: sync first what is reported.
+    ///
+    /// # Errors
+    ///
+    /// Anything that leaves it unknown what the sink holds.
+    fn recover(&mut self, source: &Source) -> impl Future<Output = Result<Recovered, Self::Error>> + Send {
+        let _ = source;
+        std::future::ready(Ok(Recovered::Unknown))
+    }
+}
+
+/// What became of a record that was handed to a sink.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Written {
+    /// Taken.
+    Accepted,
+    /// Taken, and the sink wants to be flushed before the next write.
+    Full,
+    /// The sink can never store this record, for this reason. It is reported, acked without being archived, and counts as
+    /// done.
+    Rejected(String),
+}
+
+/// What a flush made durable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Durable {
+    /// Everything accepted since the last `All`.
+    All,
+    /// These records; `Only(vec![])` is nothing yet. Ids that the guard does not wait for are ignored and counted.
+    Only(Vec<RecordId>),
+}
+
+/// What a sink says it holds when a guard opens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Recovered {
+    /// The sink does not know. The checkpoint alone decides.
+    Unknown,
+    /// At least what these claims name, perhaps more. They add to the checkpoint.
+    AtLeast(Vec<Claim>),
+    /// From the sequence `from` on, what these claims name and nothing else: what the checkpoint has there and no claim
+    /// names will be written again. Below `from` the checkpoint stands, so that housekeeping may remove old data.
+    Exactly {
+        /// The first sequence the claims speak for.
+        from: u64,
+        /// What the sink holds.
+        claims: Vec<Claim>,
+    },
+}
+
+/// Why a flush was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Reason {
+    /// A count, size or age was reached, or the sink was full. The sink may answer [`Durable::Only`].
+    Due,
+    /// The ack window is full or the process stops: anything but [`Durable::All`] is an error.
+    Everything,
+}
+
+/// One flush, as a sink sees it.
+#[derive(Clone, Copy)]
+pub struct Flush<'a> {
+    reason: Reason,
+    claims: Option<&'a (dyn ClaimFor + Sync)>,
+}
+
+/// Makes claims for records that are pending.
+pub(crate) trait ClaimFor {
+    /// A claim for all pending records, or for these.
+    fn claim_for(&self, ids: Option<&[RecordId]>) -> Claim;
+}
+
+impl<'a> Flush<'a> {
+    pub(crate) const fn new(reason: Reason, claims: &'a (dyn ClaimFor + Sync)) -> Self {
+        Self { reason, claims: Some(claims) }
+    }
+
+    /// A flush that no guard asked for, to test a sink alone. Its claims are empty.
+    pub const fn without_guard(reason: Reason) -> Self {
+        Self { reason, claims: None }
+    }
+
+    /// Why the flush was asked for.
+    pub const fn reason(&self) -> Reason {
+        self.reason
+    }
+
+    /// The claim for every record that was accepted and is not durable yet.
+    ///
+    /// A sink that stores it in the same atomic step as the data (in a file's footer, inside the object, in a row of the
+    /// same transaction) and gives it back from [`Sink::recover`] never gets a record twice, also after a crash between
+    /// its flush and the guard's checkpoint.
+    pub fn claim(&self) -> Claim {
+        self.claims.map_or_else(Claim::empty, |claims| claims.claim_for(None))
+    }
+
+    /// The claim for these records, for a sink that makes them durable in parts. Ids that are not pending are left out.
+    pub fn claim_for(&self, ids: &[RecordId]) -> Claim {
+        self.claims.map_or_else(Claim::empty, |claims| claims.claim_for(Some(ids)))
+    }
+}
+
+impl std::fmt::Debug for Flush<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Flush").field("reason", &self.reason).finish_non_exhaustive()
+    }
+}
+
+/// The error of a [`BoxSink`]: whatever the sink inside said.
+#[derive(Debug)]
+pub struct BoxSinkError(Box<dyn std::error::Error + Send + Sync>);
+
+impl std::fmt::Display for BoxSinkError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for BoxSinkError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source()
+    }
+}
+
+trait DynSink: Send {
+    fn write(&mut self, record: Record) -> BoxFuture<'_, Result<Written, BoxSinkError>>;
+    fn flush<'a>(&'a mut self, flush: Flush<'a>) -> BoxFuture<'a, Result<Durable, BoxSinkError>>;
+    fn recover<'a>(&'a mut self, source: &'a Source) -> BoxFuture<'a, Result<Recovered, BoxSinkError>>;
+}
+
+struct Erased<S>(S);
+
+impl<S: Sink> DynSink for Erased<S> {
+    fn write(&mut self, record: Record) -> BoxFuture<'_, Result<Written, BoxSinkError>> {
+        Box::pin(async move { self.0.write(record).await.map_err(erase) })
+    }
+    fn flush<'a>(&'a mut self, flush: Flush<'a>) -> BoxFuture<'a, Result<Durable, BoxSinkError>> {
+        Box::pin(async move { self.0.flush(flush).await.map_err(erase) })
+    }
+    fn recover<'a>(&'a mut self, source: &'a Source) -> BoxFuture<'a, Result<Recovered, BoxSinkError>> {
+        Box::pin(async move { self.0.recover(source).await.map_err(erase) })
+    }
+}
+
+fn erase<E: std::error::Error + Send + Sync + 'static>(error: E) -> BoxSinkError {
+    BoxSinkError(Box::new(error))
+}
+
+/// A sink chosen at run time. Costs one allocation a call.
+pub struct BoxSink(Box<dyn DynSink>);
+
+impl BoxSink {
+    /// Hides which sink it is.
+    pub fn new<S: Sink + 'static>(sink: S) -> Self {
+        Self(Box::new(Erased(sink)))
+    }
+}
+
+impl std::fmt::Debug for BoxSink {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BoxSink").finish_non_exhaustive()
+    }
+}
+
+impl Sink for BoxSink {
+    type Error = BoxSinkError;
+
+    async fn write(&mut self, record: Record) -> Result<Written, Self::Error> {
+        self.0.write(record).await
+    }
+    async fn flush(&mut self, flush: Flush<'_>) -> Result<Durable, Self::Error> {
+        self.0.flush(flush).await
+    }
+    async fn recover(&mut self, source: &Source) -> Result<Recovered, Self::Error> {
+        self.0.recover(source).await
+    }
+}

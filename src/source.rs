@@ -1,0 +1,76 @@
+//! What sequence numbers refer to.
+
+/// A stream and a filter: what one guard archives, with one checkpoint.
+///
+/// The consumer's name is no part of it; another filter is another source. The domain is the one the program was
+/// configured with, never one that was discovered, so that the same configuration always means the same checkpoint.
+///
+/// ```
+/// use replay_guard::Source;
+///
+/// let a = Source::new("ORDERS").with_filters(["orders.b", "orders.a"]);
+/// let b = Source::new("ORDERS").with_filters(["orders.a", "orders.b", "orders.a"]);
+/// assert_eq!(a, b);
+/// assert_ne!(a, Source::new("ORDERS"));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub struct Source {
+    domain: Option<String>,
+    stream: String,
+    filters: Vec<String>,
+}
+
+impl Source {
+    /// The whole of a stream.
+    pub fn new(stream: impl Into<String>) -> Self {
+        Self { domain: None, stream: stream.into(), filters: Vec::new() }
+    }
+
+    /// Only the messages whose subject matches one of these; sorted, repetitions removed. None means the whole stream.
+    #[must_use]
+    pub fn with_filters<I>(mut self, filters: I) -> Self
+    where
+        I: IntoIterator,
+        I::Item: Into<String>,
+    {
+        self.filters = filters.into_iter().map(Into::into).collect();
+        self.filters.sort_unstable();
+        self.filters.dedup();
+        self
+    }
+
+    /// The `JetStream` domain the stream lives in.
+    #[must_use]
+    pub fn with_domain(mut self, domain: impl Into<String>) -> Self {
+        self.domain = Some(domain.into());
+        self
+    }
+
+    /// The domain, where one was configured.
+    pub fn domain(&self) -> Option<&str> {
+        self.domain.as_deref()
+    }
+
+    /// The stream's name.
+    pub fn stream(&self) -> &str {
+        &self.stream
+    }
+
+    /// The filter subjects, sorted; empty for the whole stream.
+    pub fn filters(&self) -> &[String] {
+        &self.filters
+    }
+}
+
+impl std::fmt::Display for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(domain) = &self.domain {
+            write!(f, "{domain}/")?;
+        }
+        write!(f, "{}", self.stream)?;
+        if !self.filters.is_empty() {
+            write!(f, " [{}]", self.filters.join(", "))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,5 @@
+//! A store that forgets with the process.
+
+/// To be written.
+#[derive(Debug)]
+pub struct MemoryStore;

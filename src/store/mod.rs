@@ -1,0 +1,118 @@
+//! Where a checkpoint lives. A store knows opaque bytes with a version and nothing of what they mean.
+
+mod file;
+mod memory;
+
+use std::path::PathBuf;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+
+pub use file::FileStore;
+pub use memory::MemoryStore;
+
+/// One state that a store holds, or held and cannot give back whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Saved {
+    /// Counts the saves of this store; the highest is the newest.
+    pub counter: u64,
+    /// The version the bytes were saved with.
+    pub version: u16,
+    /// The bytes.
+    pub body: Bytes,
+}
+
+impl Saved {
+    /// A saved state from its parts.
+    pub const fn new(counter: u64, version: u16, body: Bytes) -> Self {
+        Self { counter, version, body }
+    }
+}
+
+/// What a store found when it was opened.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stored {
+    /// The states that are whole, newest first.
+    pub states: Vec<Saved>,
+    /// What is damaged and why, one sentence each, with expected and found values. A slot never written is not damaged.
+    pub damaged: Vec<String>,
+}
+
+/// Why a store failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// The file system refused.
+    #[error("cannot {action} {path}", path = path.display())]
+    Io {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// On which path.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Another process, or another guard in this one, holds the checkpoint.
+    #[error("the checkpoint is in use: {path} is locked; one source can have one guard only", path = path.display())]
+    Locked {
+        /// The lock file.
+        path: PathBuf,
+    },
+    /// A save or sync failed before, so what the disk holds is not known. Opening it again reads it afresh.
+    #[error("the checkpoint store was closed by an earlier failure; open it again")]
+    Closed,
+    /// The state is larger than a store can hold.
+    #[error("the checkpoint has {bytes} bytes; at most {limit} can be stored")]
+    TooLarge {
+        /// Size of the state in bytes.
+        bytes: usize,
+        /// The limit in bytes.
+        limit: usize,
+    },
+    /// A store outside this crate failed.
+    #[error("the checkpoint store failed")]
+    Other(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// Keeps the newest state of one source, durable, over crashes.
+///
+/// A store belongs to one guard. None of its calls is cancel safe: one that was dropped half way, or failed, leaves the
+/// store closed ([`StoreError::Closed`]) until [`open`](Self::open) is called again, since a sync that is tried again
+/// after a failure may lie.
+pub trait CheckpointStore: Send {
+    /// Opens the store, or opens it again after a failure, and reads what it holds. Takes the lock that keeps a second
+    /// guard out and keeps it until the store is dropped.
+    ///
+    /// # Errors
+    ///
+    /// Never for damaged contents: those are reported in [`Stored::damaged`].
+    fn open(&mut self) -> BoxFuture<'_, Result<Stored, StoreError>>;
+
+    /// Makes a state durable. When this returns `Ok`, the state survives a power cut, and a crash at any moment of the
+    /// call leaves the state before or this one.
+    fn save(&mut self, version: u16, body: Bytes) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// Puts what is there out of the way, for a person to look at, so that the store is empty; says where it is now.
+    /// `None` where there was nothing.
+    fn set_aside(&mut self) -> BoxFuture<'_, Result<Option<String>, StoreError>>;
+
+    /// Where the state lives, for messages.
+    fn location(&self) -> String;
+}
+
+impl<T: CheckpointStore + ?Sized> CheckpointStore for Box<T> {
+    fn open(&mut self) -> BoxFuture<'_, Result<Stored, StoreError>> {
+        (**self).open()
+    }
+    fn save(&mut self, version: u16, body: Bytes) -> BoxFuture<'_, Result<(), StoreError>> {
+        (**self).save(version, body)
+    }
+    fn set_aside(&mut self) -> BoxFuture<'_, Result<Option<String>, StoreError>> {
+        (**self).set_aside()
+    }
+    fn location(&self) -> String {
+        (**self).location()
+    }
+}
