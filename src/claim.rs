@@ -2,6 +2,8 @@
 
 use bytes::Bytes;
 
+use crate::checkpoint::ClaimBody;
+
 /// What one flush makes durable, encoded: a sink may keep it with its data and give it back from
 /// [`Sink::recover`](crate::Sink::recover).
 ///
@@ -34,6 +36,8 @@ impl Claim {
     ///
     /// If the bytes are damaged, longer than [`MAX_LEN`](Self::MAX_LEN) or of an unknown version.
     pub fn from_bytes(bytes: impl Into<Bytes>) -> Result<Self, ClaimError> {
-        Ok(Self(bytes.into()))
+        let bytes = bytes.into();
+        ClaimBody::decode(&bytes)?;
+        Ok(Self(bytes))
     }
 }

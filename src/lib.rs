@@ -1,18 +1,35 @@
 //! replay-guard
 
+mod checkpoint;
 mod claim;
+mod coverage;
+mod error;
+mod events;
+mod guard;
+pub mod jetstream;
+mod ledger;
+
 mod observer;
 mod record;
 mod sink;
+mod skip;
 mod source;
 mod store;
+mod trust;
 mod witness;
 
 pub use async_nats;
+pub use checkpoint::{DecodeError, EncodeError, StateId, Totals};
 pub use claim::{Claim, ClaimError};
+pub use coverage::{Coverage, Span};
+pub use error::{GuardError, OpenError, SinkFailure};
+pub use guard::{
+    ConsumerPosition, Counters, Fork, Guard, Offer, OnDamage, OpenReport, Opening, Origin, Permits, Placement, Trust,
+};
 pub use observer::{ObserveError, Observer, Reading, StreamView};
 pub use record::{Record, RecordId};
 pub use sink::{BoxSink, BoxSinkError, Durable, Flush, Reason, Recovered, Sink, Written};
+pub use skip::SkipRun;
 pub use source::Source;
 pub use store::{CheckpointStore, FileStore, MemoryStore, Saved, StoreError, Stored};
 pub use witness::Witness;

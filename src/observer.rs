@@ -17,12 +17,22 @@ pub struct StreamView {
     pub last: u64,
     /// Publish time of the last message, Unix nanoseconds; 0 where there is none.
     pub last_published: i64,
+    /// Whether an ack removes the message from the stream (work-queue and interest retention): then it is ordinary that
+    /// what was archived is gone.
+    pub acked_are_removed: bool,
 }
 
 impl StreamView {
-    /// A view from its numbers; times in Unix nanoseconds.
+    /// A view of a stream with limits retention from its numbers; times in Unix nanoseconds.
     pub const fn new(created: i64, first: u64, last: u64, last_published: i64) -> Self {
-        Self { created, first, last, last_published }
+        Self { created, first, last, last_published, acked_are_removed: false }
+    }
+
+    /// The same for a stream from which acked messages are removed.
+    #[must_use]
+    pub const fn with_acked_removed(mut self, removed: bool) -> Self {
+        self.acked_are_removed = removed;
+        self
     }
 }
 

@@ -1,7 +1,13 @@
 //! Where a checkpoint lives. A store knows opaque bytes with a version and nothing of what they mean.
 
+mod disk;
 mod file;
+mod frame;
 mod memory;
+mod names;
+#[cfg(test)]
+mod sim;
+mod slots;
 
 use std::path::PathBuf;
 
@@ -15,7 +21,7 @@ pub use memory::MemoryStore;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Saved {
-    /// Counts the saves of this store; the highest is the newest.
+    /// Counts the saves of this store, from 1; the highest is the newest.
     pub counter: u64,
     /// The version the bytes were saved with.
     pub version: u16,
@@ -37,6 +43,7 @@ pub struct Stored {
     /// The states that are whole, newest first.
     pub states: Vec<Saved>,
     /// What is damaged and why, one sentence each, with expected and found values. A slot never written is not damaged.
+    /// Without any whole state it must be [set aside](CheckpointStore::set_aside) before the next save.
     pub damaged: Vec<String>,
 }
 
@@ -63,6 +70,15 @@ pub enum StoreError {
     /// A save or sync failed before, so what the disk holds is not known. Opening it again reads it afresh.
     #[error("the checkpoint store was closed by an earlier failure; open it again")]
     Closed,
+    /// The file holds no whole state and is still in its place, where a save would destroy what is left of it.
+    #[error("the checkpoint {path} is damaged; set it aside before saving", path = path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The state has no bytes.
+    #[error("the checkpoint has no bytes; at least 1 is needed")]
+    Empty,
     /// The state is larger than a store can hold.
     #[error("the checkpoint has {bytes} bytes; at most {limit} can be stored")]
     TooLarge {
@@ -87,15 +103,28 @@ pub trait CheckpointStore: Send {
     ///
     /// # Errors
     ///
-    /// Never for damaged contents: those are reported in [`Stored::damaged`].
+    /// [`StoreError::Locked`] where another guard has it, [`StoreError::Io`] where the system refuses. Never for damaged
+    /// contents: those are reported in [`Stored::damaged`].
     fn open(&mut self) -> BoxFuture<'_, Result<Stored, StoreError>>;
 
     /// Makes a state durable. When this returns `Ok`, the state survives a power cut, and a crash at any moment of the
     /// call leaves the state before or this one.
+    ///
+    /// What [`open`](Self::open) found may not be durable yet, for it may have been read from a cache that the process
+    /// before left behind. It is after the first save, so save once, the same state if there is no other, before
+    /// anything is done that relies on it.
+    ///
+    /// # Errors
+    ///
+    /// Any error leaves the store closed.
     fn save(&mut self, version: u16, body: Bytes) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// Puts what is there out of the way, for a person to look at, so that the store is empty; says where it is now.
-    /// `None` where there was nothing.
+    /// `None` where there was nothing. Never overwrites what was put aside before.
+    ///
+    /// # Errors
+    ///
+    /// Any error leaves the store closed.
     fn set_aside(&mut self) -> BoxFuture<'_, Result<Option<String>, StoreError>>;
 
     /// Where the state lives, for messages.

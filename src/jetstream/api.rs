@@ -1,0 +1,153 @@
+//! One request to the server, with its answer told apart from no answer.
+
+use std::time::Duration;
+
+use async_nats::jetstream::Context;
+use async_nats::jetstream::response::Response;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::time::unix_nanos;
+use crate::observer::StreamView;
+
+/// How long one request may take. Far above what a loaded server needs (0.4 ms is usual), and short enough that a guard
+/// which asks two or three times is not taken for dead.
+pub(crate) const REQUEST_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Server error codes, as in the server's `errors.json`.
+pub(crate) mod code {
+    pub(crate) const CONSUMER_CREATE: u64 = 10_012;
+    pub(crate) const CONSUMER_NAME_EXIST: u64 = 10_013;
+    pub(crate) const CONSUMER_NOT_FOUND: u64 = 10_014;
+    pub(crate) const NO_MESSAGE: u64 = 10_037;
+    pub(crate) const STREAM_NOT_FOUND: u64 = 10_059;
+    pub(crate) const CONSUMER_EXISTS: u64 = 10_148;
+    pub(crate) const CONSUMER_INVALID_RESET: u64 = 10_204;
+}
+
+/// Why a request brought no result.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The server answered: no.
+    Refused {
+        /// As in HTTP: 4xx for what will not do, 5xx for what may do later.
+        status: usize,
+        /// One of [`code`].
+        code: u64,
+        /// In the server's words.
+        reason: String,
+    },
+    /// No answer, or none that can be read.
+    Unanswered(String),
+}
+
+impl Failure {
+    pub(crate) const fn code(&self) -> Option<u64> {
+        match self {
+            Self::Refused { code, .. } => Some(*code),
+            Self::Unanswered(_) => None,
+        }
+    }
+}
+
+/// An empty JSON object.
+#[derive(Serialize)]
+pub(crate) struct Empty {}
+
+/// The `JetStream` API of one server, through one connection.
+#[derive(Clone, Debug)]
+pub(crate) struct Api {
+    context: Context,
+}
+
+impl Api {
+    pub(crate) fn new(mut context: Context) -> Self {
+        context.set_timeout(REQUEST_DEADLINE);
+        Self { context }
+    }
+
+    /// Cancel safe: the answer is lost, a request that was sent is carried out all the same.
+    pub(crate) async fn request<T, V>(&self, subject: &str, payload: &T) -> Result<V, Failure>
+    where
+        T: Serialize + Sync,
+        V: DeserializeOwned,
+    {
+        // The client's own limit does not cover the queue to a connection that is down.
+        let asked = tokio::time::timeout(REQUEST_DEADLINE, self.context.request(subject.to_owned(), payload)).await;
+        match asked {
+            Ok(Ok(Response::Ok(value))) => Ok(value),
+            Ok(Ok(Response::Err { error })) => Err(Failure::Refused {
+                status: error.code(),
+                code: error.error_code().0,
+                reason: format!("{subject}: {error}"),
+            }),
+            Ok(Err(error)) => Err(Failure::Unanswered(format!("{subject}: {error}"))),
+            Err(_) => Err(Failure::Unanswered(format!("{subject}: no answer within {REQUEST_DEADLINE:?}"))),
+        }
+    }
+
+    /// Stream info, asked afresh.
+    pub(crate) async fn stream_info(&self, stream: &str) -> Result<StreamInfo, Failure> {
+        self.request(&format!("STREAM.INFO.{stream}"), &Empty {}).await
+    }
+
+    /// The version the connected server gives, for messages.
+    pub(crate) fn server_version(&self) -> String {
+        self.context.client().server_info().version
+    }
+
+    /// Whether the connected server is of this version or newer.
+    pub(crate) fn server_is_at_least(&self, major: u64, minor: u64) -> bool {
+        let version = self.server_version();
+        let mut parts = version.split('.').map_while(|part| part.parse::<u64>().ok());
+        (parts.next().unwrap_or(0), parts.next().unwrap_or(0)) >= (major, minor)
+    }
+}
+
+/// What is needed of `STREAM.INFO`.
+#[derive(serde::Deserialize)]
+pub(crate) struct StreamInfo {
+    pub(crate) config: StreamConfig,
+    created: String,
+    state: StreamState,
+}
+
+#[derive(serde::Deserialize)]
+pub(crate) struct StreamConfig {
+    #[serde(default)]
+    pub(crate) retention: Retention,
+}
+
+/// When a stream lets go of a message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Retention {
+    #[default]
+    Limits,
+    Interest,
+    WorkQueue,
+}
+
+#[derive(serde::Deserialize)]
+struct StreamState {
+    first_seq: u64,
+    last_seq: u64,
+    #[serde(default)]
+    last_ts: String,
+}
+
+impl StreamInfo {
+    /// As an observer tells it. A creation time that cannot be read is an error: it is compared for equality.
+    pub(crate) fn view(&self) -> Result<StreamView, String> {
+        let created =
+            unix_nanos(&self.created).ok_or_else(|| format!("the stream's creation time is {:?}", self.created))?;
+        let last_published = unix_nanos(&self.state.last_ts).unwrap_or(0);
+        let removed = self.config.retention != Retention::Limits;
+        let view = StreamView::new(created, self.state.first_seq, self.state.last_seq, last_published);
+        Ok(view.with_acked_removed(removed))
+    }
+
+    pub(crate) const fn last(&self) -> u64 {
+        self.state.last_seq
+    }
+}

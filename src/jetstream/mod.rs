@@ -1,0 +1,18 @@
+//! The guard's counterpart on the server, for those who drive a [`Guard`](crate::Guard) with a loop of their own.
+//!
+//! [`StreamObserver`] asks the stream's leader what stands where, [`Consumer`] looks after the durable pull consumer:
+//! its configuration, its mark and its position. Neither knows the other.
+
+mod api;
+mod consumer;
+mod error;
+mod observe;
+mod position;
+mod settings;
+mod time;
+
+pub use consumer::Consumer;
+pub use error::ConsumerError;
+pub use observe::StreamObserver;
+pub use position::{Moved, Position};
+pub use settings::{Expected, METADATA_KEY, Warning};

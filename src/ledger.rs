@@ -1,0 +1,260 @@
+//! What is archived, what is with the sink, what is new. Pure: no I/O, no clock, no async.
+
+use crate::coverage::{Coverage, Span};
+use crate::record::RecordId;
+use crate::sink::Durable;
+use crate::witness::{Witness, Witnesses};
+
+/// A rise of the publish time by this much, in nanoseconds, may hide a fork: no server loses power, comes back and
+/// takes messages within less.
+const SEAM: i64 = 100_000_000;
+
+/// What a delivery is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// A span holds it.
+    Archived,
+    /// This very record is with the sink.
+    Pending,
+    /// Anything else.
+    Fresh,
+}
+
+/// Where a pending record stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// With the sink, not durable.
+    InSink,
+    /// Durable, not verified.
+    Held,
+    /// The sink can never store it: as good as durable.
+    Rejected,
+}
+
+/// The record that was delivered just before, with nothing of the source between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Link {
+    pub(crate) after: u64,
+    /// The segment of the delivery before. 0 where nothing was delivered before: the consumer is known to begin there.
+    pub(crate) segment: u32,
+}
+
+/// A record that is with the sink.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) witness: Witness,
+    pub(crate) link: Option<Link>,
+    /// Records of one segment were published so closely that no fork lies between them.
+    pub(crate) segment: u32,
+    pub(crate) stage: Stage,
+    /// Whether it was fresh although a span contains its sequence.
+    pub(crate) inside: bool,
+}
+
+impl Entry {
+    pub(crate) const fn id(&self) -> RecordId {
+        self.witness.id
+    }
+}
+
+/// The backlog at the start of a session: what is at or below both was published before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Backlog {
+    pub(crate) last: u64,
+    pub(crate) published: i64,
+}
+
+/// What is archived, pending and skipped.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    pub(crate) coverage: Coverage,
+    pub(crate) witnesses: Witnesses,
+    /// Sorted by id. Almost always grows at its end.
+    pending: Vec<Entry>,
+    /// Deliveries skipped since the last flush, by id, in the order they came.
+    pub(crate) skipped: Vec<RecordId>,
+    session: u32,
+    segment: u32,
+    backlog: Backlog,
+    before: Option<RecordId>,
+}
+
+impl Ledger {
+    pub(crate) fn new(coverage: Coverage, witnesses: Witnesses) -> Self {
+        Self { coverage, witnesses, session: 1, segment: 1, ..Self::default() }
+    }
+
+    /// The session at hand. Counts from 1.
+    pub(crate) const fn session(&self) -> u32 {
+        self.session
+    }
+
+    /// A new session: what was skipped can no longer be acked, and no chain reaches over.
+    pub(crate) fn begin_session(&mut self, backlog: Backlog) {
+        self.session += 1;
+        self.segment += 1;
+        self.backlog = backlog;
+        self.before = None;
+        self.skipped.clear();
+    }
+
+    /// What a delivery is.
+    pub(crate) fn classify(&self, id: RecordId) -> Class {
+        if self.coverage.find(id.sequence).is_some_and(|span| span.knows(id.published)) {
+            Class::Archived
+        } else if self.position(id).is_ok() {
+            Class::Pending
+        } else {
+            Class::Fresh
+        }
+    }
+
+    /// Notes a delivery, in the order they come: finds seams, and turns the driver's word that nothing of the source lies
+    /// between `follows` and this delivery into a link.
+    pub(crate) fn arrive(&mut self, id: RecordId, follows: Option<u64>) -> Option<Link> {
+        let before = self.before.replace(id);
+        let segment_before = self.segment;
+        let backlog = id.sequence <= self.backlog.last && id.published <= self.backlog.published;
+        if let Some(before) = before
+            && !backlog
+            && (id.published < before.published || id.published.saturating_sub(before.published) >= SEAM)
+        {
+            self.segment += 1;
+        }
+        let after = follows.filter(|after| *after < id.sequence)?;
+        match before {
+            Some(before) if before.sequence == after => Some(Link { after, segment: segment_before }),
+            Some(_) => None,
+            None => Some(Link { after, segment: 0 }),
+        }
+    }
+
+    /// A delivery that is archived: to be acked after the next flush.
+    pub(crate) fn skip(&mut self, id: RecordId) {
+        self.skipped.push(id);
+    }
+
+    /// A record that the sink took, or rejected.
+    pub(crate) fn accept(&mut self, witness: Witness, link: Option<Link>, rejected: bool) {
+        let inside = self.coverage.find(witness.sequence()).is_some();
+        let stage = if rejected { Stage::Rejected } else { Stage::InSink };
+        let entry = Entry { witness, link, segment: self.segment, stage, inside };
+        match self.pending.last() {
+            Some(last) if last.id() >= witness.id => {
+                if let Err(at) = self.position(witness.id) {
+                    self.pending.insert(at, entry);
+                }
+            }
+            _ => self.pending.push(entry),
+        }
+    }
+
+    fn position(&self, id: RecordId) -> Result<usize, usize> {
+        match self.pending.last() {
+            Some(last) if last.id() < id => Err(self.pending.len()),
+            None => Err(0),
+            Some(_) => self.pending.binary_search_by_key(&id, Entry::id),
+        }
+    }
+
+    /// What is pending, lowest id first.
+    pub(crate) fn pending(&self) -> &[Entry] {
+        &self.pending
+    }
+
+    /// Whether the sink holds something that is not durable.
+    pub(crate) fn in_sink(&self) -> bool {
+        self.pending.iter().any(|entry| entry.stage == Stage::InSink)
+    }
+
+    /// The sink says what is durable. Returns how many of the ids it named were not waited for.
+    pub(crate) fn durable(&mut self, durable: &Durable) -> u64 {
+        match durable {
+            Durable::All => {
+                for entry in self.pending.iter_mut().filter(|entry| entry.stage == Stage::InSink) {
+                    entry.stage = Stage::Held;
+                }
+                0
+            }
+            Durable::Only(ids) => {
+                let mut unknown = 0;
+                for id in ids {
+                    match self.position(*id).ok().and_then(|at| self.pending.get_mut(at)) {
+                        Some(entry) if entry.stage == Stage::InSink => entry.stage = Stage::Held,
+                        _ => unknown += 1,
+                    }
+                }
+                unknown
+            }
+        }
+    }
+
+    /// The newest record that was verified before this flush.
+    pub(crate) fn newest_witness(&self) -> Option<Witness> {
+        let span = self.coverage.last().map(|span| span.witness);
+        let further = self.witnesses.newest();
+        span.into_iter().chain(further).max_by_key(Witness::sequence)
+    }
+
+    /// The spans that this flush's skips rely on, by their last sequence. A skipped record whose span is gone since is
+    /// left out: it cannot be permitted.
+    pub(crate) fn spans_skipped(&self) -> Vec<Span> {
+        let mut used: Vec<Span> = Vec::new();
+        for id in &self.skipped {
+            if used.iter().rev().take(2).any(|span| span.contains(id.sequence)) {
+                continue;
+            }
+            if let Some(span) = self.coverage.find(id.sequence) {
+                used.push(*span);
+            }
+        }
+        used.sort_unstable_by_key(|span| span.last);
+        used.dedup();
+        used
+    }
+
+    /// Moves records that were verified from pending to coverage. `keep` says which; `linked` says whether a link over a
+    /// seam holds: the record before was seen unchanged afterwards. Returns their witnesses, lowest first.
+    pub(crate) fn settle(&mut self, keep: impl Fn(&Entry) -> bool, linked: impl Fn(&Link) -> bool) -> Vec<Entry> {
+        let mut settled = Vec::with_capacity(self.pending.len());
+        self.pending.retain(|entry| {
+            let done = entry.stage != Stage::InSink && keep(entry);
+            if done {
+                settled.push(*entry);
+            }
+            !done
+        });
+        for entry in &settled {
+            // What stands in a span by its sequence is covered; its foreign time must not widen the span.
+            if entry.inside && self.coverage.find(entry.witness.sequence()).is_some() {
+                continue;
+            }
+            let sequence = entry.witness.sequence();
+            let holds = |link: &&Link| link.segment == entry.segment || link.segment == 0 || linked(link);
+            let first = entry.link.as_ref().filter(holds).map_or(sequence, |link| link.after.saturating_add(1));
+            self.coverage.insert(Span::of(first, entry.witness), self.session);
+        }
+        self.witnesses.extend(settled.iter().map(|entry| entry.witness));
+        settled
+    }
+
+    /// Removes records from pending that lost their place in the stream. They stay in the sink and are named nowhere.
+    pub(crate) fn orphan(&mut self, lost: impl Fn(&Entry) -> bool) -> Vec<RecordId> {
+        let mut orphaned = Vec::new();
+        self.pending.retain(|entry| {
+            let gone = lost(entry);
+            if gone {
+                orphaned.push(entry.id());
+            }
+            !gone
+        });
+        orphaned
+    }
+
+    /// Forgets all links: after a fork no chain can be relied on.
+    pub(crate) fn unlink(&mut self) {
+        for entry in &mut self.pending {
+            entry.link = None;
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! Which part of the coverage still stands: the decision after a fork and at every opening. Pure: it says what to ask,
+//! is told the answers, and ends with what is left.
+//!
+//! A stream is a log. If it still holds message n unchanged, it holds everything below n unchanged, for a fork below n
+//! would have taken n. So the way goes down from the top to the first record that stands unchanged.
+
+use crate::coverage::{Coverage, Span};
+use crate::observer::Reading;
+use crate::witness::{Witness, Witnesses};
+
+/// A question about the stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ask {
+    /// What stands at this sequence?
+    Read(u64),
+    /// Which is the newest message of the source in `low..=high`?
+    NewestAlive { low: u64, high: u64 },
+}
+
+/// The answer to an [`Ask`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Told {
+    Reading(Reading),
+    Alive(Option<Witness>),
+}
+
+/// How a reading compares with what was archived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    Equal,
+    Other,
+    Above,
+    Gone,
+}
+
+impl Answer {
+    pub(crate) fn of(reading: Reading, witness: Witness) -> Self {
+        match reading {
+            Reading::Message(found) if found == witness => Self::Equal,
+            Reading::Message(_) => Self::Other,
+            Reading::Above => Self::Above,
+            Reading::Gone => Self::Gone,
+        }
+    }
+
+    pub(crate) const fn is_fork(self) -> bool {
+        matches!(self, Self::Other | Self::Above)
+    }
+}
+
+/// What is left after a descent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Cut {
+    pub(crate) coverage: Coverage,
+    pub(crate) witnesses: Witnesses,
+    /// The highest archived record that stands unchanged.
+    pub(crate) equal: Option<Witness>,
+    /// Whether anything was taken away.
+    pub(crate) changed: bool,
+    /// Spans that hold only because nothing in them contradicts: their witness is gone from the stream.
+    pub(crate) by_time: u32,
+    /// The newest archived record that does not stand, and what stands in its place, if anything does.
+    pub(crate) against: Option<(Witness, Option<Witness>)>,
+}
+
+enum State {
+    /// Read the candidate witness, with what follows if it is gone.
+    Read(Witness),
+    /// The candidate is gone: is anything alive at or below it, in its span?
+    Alive(Witness),
+    Done,
+}
+
+/// The way down through the witnesses.
+pub(crate) struct Descent {
+    cut: Cut,
+    /// Sequences at which a message stands that is not the one archived there.
+    foreign: Vec<u64>,
+    /// The stream's last sequence, where it was asked twice.
+    last: Option<u64>,
+    /// The span at hand is the one below this position.
+    above: usize,
+    /// What is left of the span at hand must end below this.
+    limit: u64,
+    state: State,
+}
+
+impl Descent {
+    /// Begins at the top. `foreign` are sequences inside spans at which another message stands; `last` is the stream's
+    /// last sequence if that is certain, which spares asking for what lies above it.
+    pub(crate) fn new(coverage: Coverage, witnesses: Witnesses, mut foreign: Vec<u64>, last: Option<u64>) -> Self {
+        foreign.sort_unstable();
+        let above = coverage.len();
+        let cut = Cut { coverage, witnesses, equal: None, changed: false, by_time: 0, against: None };
+        let mut descent = Self { cut, foreign, last, above, limit: u64::MAX, state: State::Done };
+        descent.enter();
+        descent
+    }
+
+    /// The next question; `None` when the descent is over.
+    pub(crate) fn ask(&self) -> Option<Ask> {
+        match self.state {
+            State::Read(witness) => Some(Ask::Read(witness.sequence())),
+            State::Alive(witness) => {
+                let low = self.span().map_or(witness.sequence(), |span| span.first);
+                Some(Ask::NewestAlive { low, high: self.high(witness) })
+            }
+            State::Done => None,
+        }
+    }
+
+    /// Takes the answer to the question at hand. An answer of the wrong kind is taken for doubt: the candidate is given up.
+    pub(crate) fn tell(&mut self, told: Told) {
+        match (&self.state, told) {
+            (&State::Read(witness), Told::Reading(reading)) => match Answer::of(reading, witness) {
+                Answer::Equal => self.stands(witness),
+                Answer::Gone if self.span().is_some() => self.state = State::Alive(witness),
+                Answer::Gone => self.lower(witness),
+                Answer::Other | Answer::Above => {
+                    let found = if let Reading::Message(found) = reading { Some(found) } else { None };
+                    self.cut.against.get_or_insert((witness, found));
+                    self.lower(witness);
+                }
+            },
+            (&State::Alive(witness), Told::Alive(alive)) => {
+                let knows = |found: &Witness| self.span().is_some_and(|span| span.knows(found.id.published));
+                match alive {
+                    None => self.keep(witness),
+                    Some(found) if knows(&found) => {
+                        self.cut.by_time += 1;
+                        self.keep(witness);
+                    }
+                    Some(found) => {
+                        self.cut.against.get_or_insert((witness, Some(found)));
+                        self.limit = self.limit.min(found.sequence());
+                        self.candidate();
+                    }
+                }
+            }
+            (&(State::Read(witness) | State::Alive(witness)), _) => self.lower(witness),
+            (State::Done, _) => {}
+        }
+    }
+
+    /// What is left, once [`ask`](Self::ask) has no more questions.
+    pub(crate) fn finish(mut self) -> Cut {
+        let Cut { coverage, witnesses, equal, changed, .. } = &mut self.cut;
+        let proven = equal.map_or(0, |witness| witness.sequence());
+        let before = witnesses.iter().len();
+        witnesses.retain(|witness| witness.sequence() <= proven || coverage.find(witness.sequence()).is_some());
+        *changed |= witnesses.iter().len() < before;
+        self.cut
+    }
+
+    fn span(&self) -> Option<&Span> {
+        self.above.checked_sub(1).and_then(|index| self.cut.coverage.get(index))
+    }
+
+    /// The highest sequence that may be left of the span at hand.
+    fn high(&self, witness: Witness) -> u64 {
+        let last = self.span().map_or(witness.sequence(), |span| span.last);
+        last.min(self.limit.saturating_sub(1))
+    }
+
+    /// Turns to the span below `above`, or past the last one to the witnesses that belong to no span.
+    fn enter(&mut self) {
+        self.limit = u64::MAX;
+        if let Some(span) = self.span() {
+            let (first, last) = (span.first, span.last);
+            let at = self.foreign.partition_point(|sequence| *sequence < first);
+            if let Some(sequence) = self.foreign.get(at).copied().filter(|sequence| *sequence <= last) {
+                self.limit = sequence;
+            }
+        } else if self.cut.equal.is_some() {
+            self.state = State::Done;
+            return;
+        }
+        self.candidate();
+    }
+
+    /// Chooses the newest witness of the span at hand below the limit.
+    fn candidate(&mut self) {
+        loop {
+            let next = match self.span() {
+                Some(span) if self.limit > span.last => Some(span.witness),
+                Some(span) => self.cut.witnesses.newest_in(span.first, self.limit),
+                None => {
+                    let floor = self.cut.coverage.get(0).map_or(u64::MAX, |span| span.first);
+                    self.cut.witnesses.newest_in(0, self.limit.min(floor))
+                }
+            };
+            match next {
+                Some(witness) if self.last.is_some_and(|last| witness.sequence() > last) => {
+                    self.cut.against.get_or_insert((witness, None));
+                    self.limit = witness.sequence();
+                }
+                Some(witness) => {
+                    self.state = State::Read(witness);
+                    return;
+                }
+                None if self.above == 0 => {
+                    self.state = State::Done;
+                    return;
+                }
+                None => {
+                    self.cut.coverage.remove(self.above - 1);
+                    self.cut.changed = true;
+                    self.above -= 1;
+                    return self.enter();
+                }
+            }
+        }
+    }
+
+    fn lower(&mut self, witness: Witness) {
+        self.limit = self.limit.min(witness.sequence());
+        self.candidate();
+    }
+
+    /// Ends the span at hand at the candidate, if it reaches higher.
+    fn end_at(&mut self, witness: Witness) {
+        if let (Some(index), Some(span)) = (self.above.checked_sub(1), self.span())
+            && span.last > witness.sequence()
+        {
+            self.cut.coverage.truncate(index, witness);
+            self.cut.changed = true;
+        }
+    }
+
+    /// The candidate stands unchanged, and so does all below.
+    fn stands(&mut self, witness: Witness) {
+        self.end_at(witness);
+        self.cut.equal.get_or_insert(witness);
+        // Nothing below can be of another life, unless a foreign message was seen there.
+        loop {
+            self.above = self.above.saturating_sub(1);
+            let below = self.span().map(|span| (span.first, span.last));
+            match below {
+                None => {
+                    self.state = State::Done;
+                    return;
+                }
+                Some((first, last)) if self.foreign.iter().any(|at| (first..=last).contains(at)) => {
+                    return self.enter();
+                }
+                Some(_) => {}
+            }
+        }
+    }
+
+    /// The candidate is gone and nothing contradicts the span up to it.
+    fn keep(&mut self, witness: Witness) {
+        self.end_at(witness);
+        if self.above == 0 {
+            self.state = State::Done;
+            return;
+        }
+        self.above -= 1;
+        self.enter();
+    }
+}
