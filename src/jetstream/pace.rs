@@ -1,0 +1,147 @@
+//! When a flush is due, and how long to wait between tries. Pure: time is given, as a duration since some start.
+
+use std::time::Duration;
+
+use crate::sink::Reason;
+
+/// When to flush.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Limits {
+    pub(crate) count: u64,
+    pub(crate) bytes: u64,
+    pub(crate) age: Duration,
+    /// How many deliveries the server sends without an ack; `None` without a limit.
+    pub(crate) window: Option<u64>,
+}
+
+/// Counts towards the next flush. Every delivery counts, also one that is skipped.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    limits: Limits,
+    count: u64,
+    bytes: u64,
+    since: Option<Duration>,
+    full: bool,
+}
+
+impl Pace {
+    pub(crate) const fn new(limits: Limits) -> Self {
+        Self { limits, count: 0, bytes: 0, since: None, full: false }
+    }
+
+    /// A delivery of this many bytes was offered.
+    pub(crate) const fn offered(&mut self, bytes: u64, full: bool, now: Duration) {
+        self.count += 1;
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.full |= full;
+        if self.since.is_none() {
+            self.since = Some(now);
+        }
+    }
+
+    /// A flush was made.
+    pub(crate) const fn flushed(&mut self) {
+        *self = Self::new(self.limits);
+    }
+
+    /// Whether a flush is due, and which, with this many deliveries waiting for an ack.
+    pub(crate) fn due(&self, waiting: u64, now: Duration) -> Option<Reason> {
+        let Limits { count, bytes, age, window } = self.limits;
+        if window.is_some_and(|window| waiting >= window) && self.count > 0 {
+            return Some(Reason::Everything);
+        }
+        let old = self.since.is_some_and(|since| now.saturating_sub(since) >= age);
+        (self.full || self.count >= count || self.bytes >= bytes || old).then_some(Reason::Due)
+    }
+
+    /// When the oldest delivery is old enough for a flush.
+    pub(crate) fn deadline(&self) -> Option<Duration> {
+        self.since.map(|since| since.saturating_add(self.limits.age))
+    }
+}
+
+/// Exponential waiting with jitter, so that many archivers do not come back at once.
+#[derive(Debug)]
+pub(crate) struct Backoff {
+    next: Duration,
+    random: u64,
+}
+
+impl Backoff {
+    const FIRST: Duration = Duration::from_millis(100);
+    const LAST: Duration = Duration::from_secs(10);
+
+    pub(crate) fn new() -> Self {
+        use std::hash::{BuildHasher as _, RandomState};
+        Self { next: Self::FIRST, random: RandomState::new().hash_one(std::process::id()) | 1 }
+    }
+
+    /// It worked: the next wait is short again.
+    pub(crate) const fn reset(&mut self) {
+        self.next = Self::FIRST;
+    }
+
+    /// How long to wait now: between half and all of the step, which doubles.
+    pub(crate) fn wait(&mut self) -> Duration {
+        let step = self.next;
+        self.next = (step * 2).min(Self::LAST);
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        let share = u32::try_from(self.random % 1_000).unwrap_or(0);
+        step / 2 + step / 2 * share / 1_000
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn limits(window: Option<u64>) -> Limits {
+        Limits { count: 3, bytes: 100, age: SECOND * 5, window }
+    }
+
+    #[test]
+    fn a_flush_is_due_by_count_bytes_age_or_a_full_sink() {
+        let mut pace = Pace::new(limits(None));
+        assert_eq!((pace.due(0, SECOND), pace.deadline()), (None, None));
+        pace.offered(1, false, SECOND);
+        assert_eq!(pace.deadline(), Some(SECOND * 6));
+        assert_eq!(pace.due(1, SECOND * 5), None);
+        assert_eq!(pace.due(1, SECOND * 6), Some(Reason::Due));
+        pace.offered(99, false, SECOND);
+        assert_eq!(pace.due(2, SECOND), Some(Reason::Due));
+        pace.flushed();
+        pace.offered(1, true, SECOND);
+        assert_eq!(pace.due(1, SECOND), Some(Reason::Due));
+        pace.flushed();
+        for _ in 0..3 {
+            assert_eq!(pace.due(0, SECOND), None);
+            pace.offered(0, false, SECOND);
+        }
+        assert_eq!(pace.due(0, SECOND), Some(Reason::Due));
+    }
+
+    #[test]
+    fn a_full_ack_window_flushes_everything() {
+        let mut pace = Pace::new(limits(Some(2)));
+        pace.offered(1, false, SECOND);
+        assert_eq!(pace.due(1, SECOND), None);
+        pace.offered(1, false, SECOND);
+        assert_eq!(pace.due(2, SECOND), Some(Reason::Everything));
+        pace.flushed();
+        assert_eq!(pace.due(2, SECOND), None, "nothing new to flush");
+    }
+
+    #[test]
+    fn waits_grow_to_a_bound_and_are_never_zero() {
+        let mut backoff = Backoff::new();
+        let waits: Vec<Duration> = (0..20).map(|_| backoff.wait()).collect();
+        assert!(waits.iter().all(|wait| *wait >= Backoff::FIRST / 2 && *wait <= Backoff::LAST), "{waits:?}");
+        assert!(waits.last() >= Some(&(Backoff::LAST / 2)));
+        backoff.reset();
+        assert!(backoff.wait() <= Backoff::FIRST);
+    }
+}

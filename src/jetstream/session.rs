@@ -1,0 +1,223 @@
+//! What belongs to one session: one subscription on one consumer instance on one connection. Pure.
+
+use std::collections::HashMap;
+
+use async_nats::Subject;
+
+use super::ack::{Answer, Delivery};
+use crate::guard::Permits;
+use crate::record::RecordId;
+
+/// Why a session is over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SessionEnd {
+    /// The connection was lost or is another one. What is buffered may be from before.
+    Reconnected,
+    /// The consumer's sequence began anew: the consumer was reset, or made again.
+    ConsumerRestarted {
+        /// The consumer sequence before.
+        before: u64,
+        /// The consumer sequence now.
+        now: u64,
+    },
+    /// A first delivery does not lie above the one before: the consumer or the stream went back.
+    WentBack {
+        /// The stream sequence before.
+        before: u64,
+        /// The stream sequence now.
+        now: u64,
+    },
+    /// One stream sequence came with two publish times.
+    Replaced {
+        /// The stream sequence.
+        sequence: u64,
+    },
+    /// The server said so, or said nothing for too long.
+    Server(String),
+    /// The consumer was moved.
+    Moved,
+}
+
+impl std::fmt::Display for SessionEnd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Reconnected => write!(f, "the connection is another one"),
+            Self::ConsumerRestarted { before, now } => write!(f, "the consumer's sequence went from {before} to {now}"),
+            Self::WentBack { before, now } => write!(f, "first deliveries went from stream sequence {before} to {now}"),
+            Self::Replaced { sequence } => write!(f, "stream sequence {sequence} came with two publish times"),
+            Self::Server(said) => f.write_str(said),
+            Self::Moved => write!(f, "the consumer was moved"),
+        }
+    }
+}
+
+/// Follows the chain of deliveries.
+#[derive(Debug)]
+pub(crate) struct Chain {
+    /// Whether consecutive first deliveries have nothing of the source between them. Not so for `last_per_subject`.
+    dense: bool,
+    consumer_sequence: u64,
+    /// The last first delivery's stream sequence.
+    first: Option<u64>,
+    /// The delivery just before, if it was a first one and none was missed since.
+    before: Option<u64>,
+}
+
+impl Chain {
+    /// A session's chain. `start`: the consumer is known to be fresh and to begin above this stream sequence.
+    pub(crate) const fn new(dense: bool, start: Option<u64>) -> Self {
+        Self { dense, consumer_sequence: 0, first: None, before: start }
+    }
+
+    /// Takes a delivery: says which stream sequence it follows with nothing of the source between, or why the session is
+    /// over.
+    pub(crate) fn take(&mut self, delivery: &Delivery) -> Result<Option<u64>, SessionEnd> {
+        let now = delivery.consumer_sequence;
+        let known_start = self.consumer_sequence == 0 && self.before.is_some();
+        if now <= self.consumer_sequence {
+            return Err(SessionEnd::ConsumerRestarted { before: self.consumer_sequence, now });
+        }
+        let unbroken = now == self.consumer_sequence + 1 && (self.consumer_sequence > 0 || known_start);
+        self.consumer_sequence = now;
+        let sequence = delivery.id.sequence;
+        if delivery.times > 1 {
+            self.before = None;
+            return Ok(None);
+        }
+        if let Some(before) = self.first.replace(sequence)
+            && sequence <= before
+        {
+            return Err(SessionEnd::WentBack { before, now: sequence });
+        }
+        let follows = self.before.replace(sequence).filter(|_| unbroken && self.dense);
+        Ok(follows.filter(|before| *before < sequence))
+    }
+}
+
+/// One delivery that waits for its ack.
+#[derive(Debug)]
+struct Waiting {
+    published: i64,
+    reply: Subject,
+    /// The round of in-progress acks in which it came.
+    round: u32,
+}
+
+/// The deliveries of the session that are not answered yet.
+#[derive(Debug, Default)]
+pub(crate) struct Window {
+    /// By stream sequence: two publish times at one sequence end the session.
+    waiting: HashMap<u64, Waiting>,
+    round: u32,
+    /// The floor that an ack-all named last.
+    acked_through: u64,
+}
+
+impl Window {
+    pub(crate) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// A delivery came; a newer one of the same record replaces the older.
+    pub(crate) fn add(&mut self, id: RecordId, reply: Subject) -> Result<(), SessionEnd> {
+        let waiting = Waiting { published: id.published, reply, round: self.round };
+        match self.waiting.insert(id.sequence, waiting) {
+            Some(before) if before.published != id.published => Err(SessionEnd::Replaced { sequence: id.sequence }),
+            _ => Ok(()),
+        }
+    }
+
+    /// What to send after a flush. With ack-all, one ack for all: it names the highest delivery at or below the floor, and
+    /// only if the floor grew; nothing is ever terminated, since that acks everything below.
+    pub(crate) fn answers(&mut self, permits: &Permits, ack_all: bool) -> Vec<(Subject, Answer)> {
+        if ack_all {
+            let floor = permits.floor();
+            let highest = self.waiting.keys().copied().filter(|sequence| *sequence <= floor).max();
+            let Some(highest) = highest.filter(|highest| *highest > self.acked_through) else { return Vec::new() };
+            self.acked_through = highest;
+            let reply = self.waiting.remove(&highest).map(|waiting| waiting.reply);
+            self.waiting.retain(|sequence, _| *sequence > highest);
+            return reply.map(|reply| (reply, Answer::Ack)).into_iter().collect();
+        }
+        let mut answers = Vec::with_capacity(permits.acks().len());
+        for id in permits.rejected() {
+            answers.extend(self.take(*id).map(|reply| (reply, Answer::Term)));
+        }
+        for id in permits.acks() {
+            answers.extend(self.take(*id).map(|reply| (reply, Answer::Ack)));
+        }
+        answers
+    }
+
+    fn take(&mut self, id: RecordId) -> Option<Subject> {
+        let same = self.waiting.get(&id.sequence).is_some_and(|waiting| waiting.published == id.published);
+        if same { self.waiting.remove(&id.sequence).map(|waiting| waiting.reply) } else { None }
+    }
+
+    /// The deliveries that have waited for a whole round: to be called twice within an ack deadline.
+    pub(crate) fn overdue(&mut self) -> Vec<Subject> {
+        let round = self.round;
+        self.round = self.round.wrapping_add(1);
+        self.waiting.values().filter(|waiting| waiting.round != round).map(|waiting| waiting.reply.clone()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn delivery(sequence: u64, consumer_sequence: u64, times: u64) -> Delivery {
+        Delivery { id: RecordId::new(sequence, 0), times, consumer_sequence, remaining: 0 }
+    }
+
+    #[test]
+    fn consecutive_first_deliveries_follow_one_another() {
+        let mut chain = Chain::new(true, None);
+        assert_eq!(chain.take(&delivery(3, 5, 1)), Ok(None));
+        assert_eq!(chain.take(&delivery(9, 6, 1)), Ok(Some(3)));
+        assert_eq!(chain.take(&delivery(12, 8, 1)), Ok(None), "one was missed");
+        assert_eq!(chain.take(&delivery(3, 9, 2)), Ok(None), "a redelivery follows nothing");
+        assert_eq!(chain.take(&delivery(13, 10, 1)), Ok(None));
+        assert_eq!(chain.take(&delivery(14, 11, 1)), Ok(Some(13)));
+    }
+
+    #[test]
+    fn a_fresh_consumer_is_known_to_begin_somewhere() {
+        let mut chain = Chain::new(true, Some(10));
+        assert_eq!(chain.take(&delivery(16, 1, 1)), Ok(Some(10)));
+        let mut chain = Chain::new(true, Some(10));
+        assert_eq!(chain.take(&delivery(16, 2, 1)), Ok(None), "the first delivery went elsewhere");
+        let mut chain = Chain::new(false, Some(10));
+        assert_eq!(chain.take(&delivery(16, 1, 1)), Ok(None), "last per subject is no chain");
+        assert_eq!(chain.take(&delivery(17, 2, 1)), Ok(None));
+    }
+
+    #[test]
+    fn what_goes_back_ends_the_session() {
+        let mut chain = Chain::new(true, None);
+        chain.take(&delivery(20, 20, 1)).expect("in order");
+        assert_eq!(chain.take(&delivery(16, 21, 1)), Err(SessionEnd::WentBack { before: 20, now: 16 }));
+        let mut chain = Chain::new(true, None);
+        chain.take(&delivery(20, 20, 1)).expect("in order");
+        assert_eq!(chain.take(&delivery(21, 1, 1)), Err(SessionEnd::ConsumerRestarted { before: 20, now: 1 }));
+    }
+
+    #[test]
+    fn two_publish_times_at_one_sequence_end_the_session() {
+        let mut window = Window::default();
+        window.add(RecordId::new(1, 10), "a".into()).expect("new");
+        window.add(RecordId::new(1, 10), "b".into()).expect("a redelivery");
+        assert_eq!(window.add(RecordId::new(1, 11), "c".into()), Err(SessionEnd::Replaced { sequence: 1 }));
+    }
+
+    #[test]
+    fn only_what_waits_for_a_whole_round_is_overdue() {
+        let mut window = Window::default();
+        window.add(RecordId::new(1, 1), "a".into()).expect("new");
+        assert_eq!(window.overdue(), Vec::<Subject>::new());
+        window.add(RecordId::new(2, 2), "b".into()).expect("new");
+        assert_eq!(window.overdue(), vec![Subject::from("a")]);
+        assert_eq!(window.overdue().len(), 2);
+    }
+}
