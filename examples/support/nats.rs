@@ -81,7 +81,7 @@ fn version_of(binary: &Path) -> Result<String> {
     }
 }
 
-/// Runs a command to its end; what it wrote, or an error with what it complained of.
+/// Runs a command to its end: what it wrote.
 fn run(command: &mut Command) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.stdin(Stdio::null()).output().map_err(|error| format!("cannot run {name}: {error}"))?;
@@ -276,6 +276,11 @@ impl Server {
         fs::read(self.directory.join("log")).map_or_else(|_| String::new(), |log| String::from_utf8_lossy(&log).into())
     }
 
+    /// Its version.
+    pub fn version(&self) -> Result<String> {
+        version_of(&self.binary)
+    }
+
     /// Where a client connects to.
     pub fn url(&self) -> String {
         format!("nats://127.0.0.1:{}", self.port.number)
@@ -286,9 +291,9 @@ impl Server {
         Ok(options().connect(self.url()).await?)
     }
 
-    /// A new connection with a user and a password.
-    pub async fn client_as(&self, user: &str, password: &str) -> Result<async_nats::Client> {
-        Ok(options().user_and_password(user.into(), password.into()).connect(self.url()).await?)
+    /// A new connection with other options.
+    pub async fn client_with(&self, options: async_nats::ConnectOptions) -> Result<async_nats::Client> {
+        Ok(options.connect(self.url()).await?)
     }
 
     /// SIGKILL: the server gets no chance to write anything.
@@ -328,11 +333,6 @@ impl Server {
         self.kill()?;
         self.binary = tokio::task::spawn_blocking(move || binary(want)).await??;
         self.launch().await
-    }
-
-    /// Whether our child runs.
-    pub const fn is_running(&self) -> bool {
-        self.child.is_some()
     }
 
     /// The directory of a stream.
@@ -409,7 +409,7 @@ impl Server {
 
     /// Puts the store back to a copy of it. The server must not run.
     pub fn restore_store(&self, snapshot: &Path) -> Result<()> {
-        if self.is_running() {
+        if self.child.is_some() {
             return Err("the store of a running server cannot be put back".into());
         }
         let store = self.directory.join("store");
@@ -430,7 +430,8 @@ impl Drop for Server {
     }
 }
 
-fn options() -> async_nats::ConnectOptions {
+/// The options of all our connections.
+pub fn options() -> async_nats::ConnectOptions {
     async_nats::ConnectOptions::new().reconnect_delay_callback(|_| Duration::from_millis(100))
 }
 

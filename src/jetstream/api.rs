@@ -7,6 +7,7 @@ use async_nats::jetstream::response::Response;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::denials::Denials;
 use super::time::unix_nanos;
 use crate::observer::StreamView;
 
@@ -37,6 +38,13 @@ pub(crate) enum Failure {
         /// In the server's words.
         reason: String,
     },
+    /// The user has no permission to ask.
+    Denied {
+        /// The API subject, without its prefix.
+        subject: String,
+        /// In the server's words.
+        reason: String,
+    },
     /// No answer, or none that can be read.
     Unanswered(String),
 }
@@ -45,7 +53,7 @@ impl Failure {
     pub(crate) const fn code(&self) -> Option<u64> {
         match self {
             Self::Refused { code, .. } => Some(*code),
-            Self::Unanswered(_) => None,
+            Self::Denied { .. } | Self::Unanswered(_) => None,
         }
     }
 }
@@ -58,12 +66,17 @@ pub(crate) struct Empty {}
 #[derive(Clone, Debug)]
 pub(crate) struct Api {
     context: Context,
+    denials: Denials,
 }
 
 impl Api {
     pub(crate) fn new(mut context: Context) -> Self {
         context.set_timeout(REQUEST_DEADLINE);
-        Self { context }
+        Self { context, denials: Denials::default() }
+    }
+
+    pub(crate) fn with_denials(self, denials: Denials) -> Self {
+        Self { denials, ..self }
     }
 
     /// Cancel safe: the answer is lost, a request that was sent is carried out all the same.
@@ -72,6 +85,7 @@ impl Api {
         T: Serialize + Sync,
         V: DeserializeOwned,
     {
+        let denials = self.denials.count();
         // The client's own limit does not cover the queue to a connection that is down.
         let asked = tokio::time::timeout(REQUEST_DEADLINE, self.context.request(subject.to_owned(), payload)).await;
         match asked {
@@ -81,8 +95,17 @@ impl Api {
                 code: error.error_code().0,
                 reason: format!("{subject}: {error}"),
             }),
-            Ok(Err(error)) => Err(Failure::Unanswered(format!("{subject}: {error}"))),
-            Err(_) => Err(Failure::Unanswered(format!("{subject}: no answer within {REQUEST_DEADLINE:?}"))),
+            Ok(Err(error)) => Err(self.unanswered(denials, subject, format!("{subject}: {error}"))),
+            Err(_) => {
+                Err(self.unanswered(denials, subject, format!("{subject}: no answer within {REQUEST_DEADLINE:?}")))
+            }
+        }
+    }
+
+    fn unanswered(&self, denials: u64, subject: &str, reason: String) -> Failure {
+        match self.denials.since(denials, subject) {
+            Some(reason) => Failure::Denied { subject: subject.to_owned(), reason },
+            None => Failure::Unanswered(reason),
         }
     }
 

@@ -5,6 +5,7 @@ use async_nats::jetstream::consumer::Config;
 use serde::{Deserialize, Serialize};
 
 use super::api::{Api, Empty, Failure, Retention, StreamInfo, code};
+use super::denials::Denials;
 use super::error::ConsumerError;
 use super::observe::StreamObserver;
 use super::position::{Info, Moved, Position};
@@ -44,6 +45,13 @@ impl Consumer {
         }
         let observer = StreamObserver::new(context.clone(), source);
         Ok(Self { api: Api::new(context), observer, source: source.clone(), name })
+    }
+
+    /// The same consumer, which knows what the server refused to its connection.
+    #[must_use]
+    pub fn with_denials(self, denials: Denials) -> Self {
+        let observer = self.observer.with_denials(denials.clone());
+        Self { api: self.api.with_denials(denials), observer, ..self }
     }
 
     /// Its name.
@@ -267,6 +275,7 @@ impl Consumer {
                 ConsumerError::Unavailable { reason }
             }
             Failure::Refused { reason, .. } => ConsumerError::Rejected { reason },
+            Failure::Denied { subject, reason } => ConsumerError::Denied { subject, reason },
         }
     }
 }
@@ -283,7 +292,8 @@ fn start(sequence: u64, stream: &StreamInfo) -> u64 {
 fn observed(error: ObserveError) -> ConsumerError {
     match error {
         ObserveError::NoStream { stream } => ConsumerError::NoStream { stream },
-        other => ConsumerError::Unavailable { reason: other.to_string() },
+        ObserveError::Denied { subject, reason } => ConsumerError::Denied { subject, reason },
+        ObserveError::Unavailable { reason } => ConsumerError::Unavailable { reason },
     }
 }
 

@@ -57,7 +57,16 @@ pub enum ConsumerError {
         /// What the server said.
         reason: String,
     },
-    /// No answer, or one that says nothing: a time-out, no leader, no responder. A missing permission looks the same.
+    /// The user has no permission; said only where [`Denials`](super::Denials) are noted.
+    #[error("permission denied for {subject}: {reason}")]
+    Denied {
+        /// The API subject that was refused, without its prefix.
+        subject: String,
+        /// What the server said.
+        reason: String,
+    },
+    /// No answer, or one that says nothing: a time-out, no leader, no responder. A missing permission looks the same
+    /// where no [`Denials`](super::Denials) are noted.
     #[error("the consumer could not be asked: {reason}")]
     Unavailable {
         /// What the client or the server said.

@@ -5,6 +5,7 @@
 
 mod api;
 mod consumer;
+mod denials;
 mod error;
 mod observe;
 mod position;
@@ -12,6 +13,7 @@ mod settings;
 mod time;
 
 pub use consumer::Consumer;
+pub use denials::Denials;
 pub use error::ConsumerError;
 pub use observe::StreamObserver;
 pub use position::{Moved, Position};

@@ -8,6 +8,7 @@ use async_nats::jetstream::stream::RawMessage;
 use futures_util::future::{BoxFuture, try_join_all};
 
 use super::api::{Api, Failure, code};
+use super::denials::Denials;
 use super::time::unix_nanos;
 use crate::observer::{ObserveError, Observer, Reading, StreamView};
 use crate::record::RecordId;
@@ -24,10 +25,9 @@ const FILTERS_AT_ONCE: usize = 16;
 /// It uses `STREAM.INFO` and `STREAM.MSG.GET` only, never a direct get, and keeps nothing between two calls, so one
 /// observer serves over any number of reconnects. Several calls may run at once; all are cancel safe.
 ///
-/// One request may take 5 seconds; without an answer by then the call fails with [`ObserveError::Unavailable`]. The same
-/// goes for a request the user has **no permission** for: the server tells that to the connection and not to the request,
-/// and async-nats gives it to the event callback of the connection's options only. So this observer never says
-/// [`ObserveError::Denied`] by itself.
+/// One request may take 5 seconds; without an answer by then the call fails with [`ObserveError::Unavailable`]. So does one
+/// the user has **no permission** for, unless the observer is told by [`with_denials`](Self::with_denials): then it is
+/// [`ObserveError::Denied`].
 ///
 /// ```no_run
 /// use replay_guard::{Observer, Source, async_nats, jetstream::StreamObserver};
@@ -56,6 +56,12 @@ impl StreamObserver {
             filters => filters.to_vec(),
         };
         Self { api: Api::new(context), stream: source.stream().to_owned(), filters }
+    }
+
+    /// The same observer, which knows what the server refused to its connection.
+    #[must_use]
+    pub fn with_denials(self, denials: Denials) -> Self {
+        Self { api: self.api.with_denials(denials), ..self }
     }
 
     async fn view(&self) -> Result<StreamView, ObserveError> {
@@ -118,6 +124,7 @@ impl StreamObserver {
             Failure::Refused { code: code::STREAM_NOT_FOUND, .. } => {
                 ObserveError::NoStream { stream: self.stream.clone() }
             }
+            Failure::Denied { subject, reason } => ObserveError::Denied { subject, reason },
             Failure::Refused { reason, .. } | Failure::Unanswered(reason) => ObserveError::Unavailable { reason },
         }
     }

@@ -5,6 +5,7 @@
 #[path = "../../examples/support/nats.rs"]
 mod nats;
 
+mod consumer;
 mod harness;
 mod observer;
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use async_nats::HeaderMap;
 use async_nats::jetstream::{self, Context, stream::Config, stream::Stream};
-use replay_guard::jetstream::StreamObserver;
+use replay_guard::jetstream::{Consumer, ConsumerError, Denials, StreamObserver};
 use replay_guard::{ObserveError, Observer, Reading, RecordId, Source, Witness};
 
 use crate::nats::Server;
@@ -229,18 +229,30 @@ on_versions! {
         server
             .configure(
                 r#"authorization { users = [
-                    { user: "u", password: "p", permissions: { publish: { deny: ["$JS.API.STREAM.MSG.GET.>"] } } }
+                    { user: "u", password: "p", permissions: { publish: { deny: ["$JS.API.STREAM.MSG.GET.>", "$JS.API.CONSUMER.>"] } } }
                 ] }"#,
             )
             .unwrap();
         server.stop().await.unwrap();
         server.restart().await.unwrap();
-        let context = jetstream::new(server.client_as("u", "p").await.unwrap());
-        let observer = StreamObserver::new(context, &Source::new("S"));
+        let denials = Denials::default();
+        let noted = denials.clone();
+        let options = crate::nats::options().user_and_password("u".into(), "p".into()).event_callback(move |event| {
+            noted.note(&event);
+            async {}
+        });
+        let context = jetstream::new(server.client_with(options).await.unwrap());
+        let observer = StreamObserver::new(context.clone(), &Source::new("S"));
         assert_eq!(observer.stream().await.unwrap().last, 1);
         let asked = Instant::now();
         let error = observer.read(1).await.unwrap_err();
         assert!(matches!(error, ObserveError::Unavailable { .. }), "{error}");
-        assert!(asked.elapsed() < Duration::from_secs(7), "{:?}", asked.elapsed());
+        let observer = observer.with_denials(denials.clone());
+        let error = observer.next(1).await.unwrap_err();
+        assert!(matches!(error, ObserveError::Denied { .. }) && !error.is_retriable(), "{error}");
+        assert!(asked.elapsed() < Duration::from_secs(14), "{:?}", asked.elapsed());
+        let consumer = Consumer::new(context, &Source::new("S"), "c").unwrap().with_denials(denials);
+        let error = consumer.find().await.unwrap_err();
+        assert!(matches!(error, ConsumerError::Denied { .. }) && !error.is_retriable(), "{error}");
     }
 }
