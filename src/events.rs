@@ -182,3 +182,47 @@ pub(crate) fn replay_wanted(source: &Source, from: u64, last: u64) {
         "on the operator's wish what is archived from here on is written again"
     );
 }
+
+pub(crate) fn retry(source: &Source, what: &str, why: &str, wait: std::time::Duration) {
+    let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
+    warn!(name: "replay_guard.retry", source = %source, what, why, wait_ms, "trying again");
+}
+
+pub(crate) fn setting(source: &Source, consumer: &str, setting: &str) {
+    warn!(name: "replay_guard.setting", source = %source, consumer, setting, "a setting that works, and not well");
+}
+
+pub(crate) fn session_began(source: &Source, consumer: &str, floor: u64) {
+    info!(name: "replay_guard.session_began", source = %source, consumer, floor, "a session began");
+}
+
+pub(crate) fn session_ended(source: &Source, why: &str) {
+    info!(name: "replay_guard.session_ended", source = %source, why, "a session ended");
+}
+
+pub(crate) fn consumer_made(source: &Source, consumer: &str, from: u64) {
+    warn!(name: "replay_guard.consumer_made", source = %source, consumer, from, "the consumer was missing and was made");
+}
+
+pub(crate) fn consumer_moved(source: &Source, consumer: &str, to: u64) {
+    warn!(name: "replay_guard.consumer_moved", source = %source, consumer, to, "the consumer was moved");
+}
+
+pub(crate) fn passed_over(source: &Source, consumer: &str, sequence: u64) {
+    warn!(
+        name: "replay_guard.passed_over",
+        source = %source,
+        consumer,
+        sequence,
+        "the consumer passed over a message that is not archived"
+    );
+}
+
+pub(crate) fn acks_dropped(source: &Source, count: usize) {
+    info!(
+        name: "replay_guard.acks_dropped",
+        source = %source,
+        count,
+        "acks were not sent: the messages come again and are skipped"
+    );
+}

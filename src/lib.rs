@@ -26,6 +26,7 @@ pub use error::{GuardError, OpenError, SinkFailure};
 pub use guard::{
     ConsumerPosition, Counters, Fork, Guard, Offer, OnDamage, OpenReport, Opening, Origin, Permits, Placement, Trust,
 };
+pub use jetstream::{Driver, DriverBuilder, DriverError, Ended, Start, StartError, Status};
 pub use observer::{ObserveError, Observer, Reading, StreamView};
 pub use record::{Record, RecordId};
 pub use sink::{BoxSink, BoxSinkError, Durable, Flush, Reason, Recovered, Sink, Written};

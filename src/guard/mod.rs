@@ -276,6 +276,12 @@ impl<S> Guard<S> {
         self.sink.is_none()
     }
 
+    /// Closes the guard and lets go of sink, store and lock.
+    pub(crate) fn release(&mut self) {
+        self.sink = None;
+        self.core.store = Box::new(crate::store::MemoryStore::default());
+    }
+
     /// What the opening found.
     pub const fn report(&self) -> &OpenReport {
         &self.core.report

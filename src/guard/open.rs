@@ -193,6 +193,11 @@ impl Opening {
         self.found.is_none() && self.damaged.is_empty() && self.claims.is_empty()
     }
 
+    /// Whether a checkpoint of this source was found.
+    pub const fn has_checkpoint(&self) -> bool {
+        self.found.is_some()
+    }
+
     /// Whether there was a checkpoint of which nothing could be used.
     pub fn is_damaged(&self) -> bool {
         self.found.is_none() && !self.damaged.is_empty()
@@ -252,7 +257,8 @@ impl Opening {
             core.report.passed_by = Some((through.saturating_add(1), core.view.first - 1));
             events::passed_by(&core.source, through.saturating_add(1), core.view.first - 1);
         }
-        if move_to.is_some() {
+        // After damage the consumer may stand anywhere.
+        if move_to.is_some() || damaged {
             move_to = Some(core.floor().saturating_add(1));
         }
         core.move_pending = core.move_pending.or(move_to);

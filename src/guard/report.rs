@@ -95,3 +95,30 @@ pub struct Counters {
     /// Times the consumer had to be moved.
     pub moves: u64,
 }
+
+impl Counters {
+    /// Both together.
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
+        Self {
+            offered: self.offered + other.offered,
+            written: self.written + other.written,
+            rejected: self.rejected + other.rejected,
+            skipped: self.skipped + other.skipped,
+            pending: self.pending + other.pending,
+            archived: self.archived + other.archived,
+            flushes: self.flushes + other.flushes,
+            saves: self.saves + other.saves,
+            reads: self.reads + other.reads,
+            unknown: self.unknown + other.unknown,
+            forks: self.forks + other.forks,
+            orphaned: self.orphaned + other.orphaned,
+            rewinds: self.rewinds + other.rewinds,
+            gaps_closed: self.gaps_closed + other.gaps_closed,
+            spans_forgotten: self.spans_forgotten + other.spans_forgotten,
+            by_time: self.by_time + other.by_time,
+            ids_ignored: self.ids_ignored + other.ids_ignored,
+            moves: self.moves + other.moves,
+        }
+    }
+}

@@ -68,12 +68,8 @@ mod tests {
 
     #[test]
     fn both_forms_of_the_ack_subject_are_read() {
-        let expected = Delivery {
-            id: RecordId::new(7, 1_700_000_000_123_456_789),
-            times: 1,
-            consumer_sequence: 9,
-            remaining: 3,
-        };
+        let expected =
+            Delivery { id: RecordId::new(7, 1_700_000_000_123_456_789), times: 1, consumer_sequence: 9, remaining: 3 };
         let v1 = "$JS.ACK.ORDERS.archiver.1.7.9.1700000000123456789.3";
         let v2 = "$JS.ACK._.hash.ORDERS.archiver.1.7.9.1700000000123456789.3";
         let later = "$JS.ACK.hub.hash.ORDERS.archiver.1.7.9.1700000000123456789.3.random";

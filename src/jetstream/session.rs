@@ -10,8 +10,7 @@ use crate::record::RecordId;
 
 /// Why a session is over.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum SessionEnd {
+pub(crate) enum SessionEnd {
     /// The connection was lost or is another one. What is buffered may be from before.
     Reconnected,
     /// The consumer's sequence began anew: the consumer was reset, or made again.
@@ -35,8 +34,6 @@ pub enum SessionEnd {
     },
     /// The server said so, or said nothing for too long.
     Server(String),
-    /// The consumer was moved.
-    Moved,
 }
 
 impl std::fmt::Display for SessionEnd {
@@ -47,7 +44,6 @@ impl std::fmt::Display for SessionEnd {
             Self::WentBack { before, now } => write!(f, "first deliveries went from stream sequence {before} to {now}"),
             Self::Replaced { sequence } => write!(f, "stream sequence {sequence} came with two publish times"),
             Self::Server(said) => f.write_str(said),
-            Self::Moved => write!(f, "the consumer was moved"),
         }
     }
 }

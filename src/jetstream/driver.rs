@@ -1,0 +1,399 @@
+//! The loop: pulls, offers, flushes in time, acks what is permitted, moves the consumer, stops cleanly.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::time::Duration;
+
+use async_nats::jetstream::Context;
+use async_nats::jetstream::consumer::Config;
+use tokio::sync::watch;
+
+use super::builder::{DriverBuilder, FlushEvery, SinkFactory, StoreFactory};
+use super::consumer::Consumer;
+use super::error::ConsumerError;
+use super::observe::StreamObserver;
+use super::pace::Backoff;
+use super::resume::{self, First, Start, StartError};
+use super::settings::Expected;
+use crate::error::{GuardError, OpenError, SinkFailure};
+use crate::events;
+use crate::guard::{Counters, Guard, OnDamage, OpenReport, Opening, Origin};
+use crate::observer::{ObserveError, Observer as _};
+use crate::sink::Sink;
+use crate::source::Source;
+use crate::store::StoreError;
+
+/// Why a driver could not be opened, or ended.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DriverError {
+    /// The guard could not be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The guard cannot go on: the sink or the checkpoint store failed.
+    #[error(transparent)]
+    Guard(#[from] GuardError),
+    /// Something is wrong with the consumer.
+    #[error(transparent)]
+    Consumer(#[from] ConsumerError),
+    /// A first opening needs a decision.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// The factory could not make a sink.
+    #[error("a sink could not be made")]
+    Factory(#[source] SinkFailure),
+}
+
+impl DriverError {
+    /// Whether somebody has to change something: a setting, a permission, a directory. Trying again does not help.
+    pub fn is_setting(&self) -> bool {
+        match self {
+            Self::Open(OpenError::Store(StoreError::Io { .. } | StoreError::Locked { .. })) => true,
+            Self::Open(OpenError::Observe(error)) => {
+                matches!(error, ObserveError::NoStream { .. } | ObserveError::Denied { .. })
+            }
+            Self::Open(error) => {
+                matches!(error, OpenError::Foreign { .. } | OpenError::Damaged { .. } | OpenError::Undecodable { .. })
+            }
+            Self::Guard(error) => matches!(error, GuardError::Observe(_)),
+            Self::Consumer(error) => !error.is_retriable() || matches!(error, ConsumerError::NoStream { .. }),
+            Self::Start(_) => true,
+            Self::Factory(_) => false,
+        }
+    }
+}
+
+/// What a driver is doing; see [`Driver::status`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Status {
+    /// What was counted since the driver was opened.
+    pub counters: Counters,
+    /// The highest sequence through which everything is archived.
+    pub floor: u64,
+    /// How many messages the consumer had not delivered, as the last delivery said.
+    pub remaining: u64,
+    /// How many sessions were begun.
+    pub sessions: u64,
+}
+
+/// How a driver ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Ended {
+    /// What was counted since the driver was opened.
+    pub counters: Counters,
+    /// The highest sequence through which everything is archived.
+    pub floor: u64,
+    /// Records left with the sink without a checkpoint, since the stream could not be asked at the end. They are delivered
+    /// again.
+    pub unverified: usize,
+}
+
+/// Pulls from a durable consumer into a guarded sink: the loop around a [`Guard`].
+pub struct Driver<S> {
+    pub(super) context: Context,
+    pub(super) source: Source,
+    pub(super) consumer: Consumer,
+    pub(super) observer: StreamObserver,
+    pub(super) config: Config,
+    pub(super) flush: FlushEvery,
+    on_damage: OnDamage,
+    max_spans: usize,
+    store: StoreFactory,
+    factory: Option<SinkFactory<S>>,
+    pub(super) guard: Guard<S>,
+    /// What guards before this one counted.
+    past: Counters,
+    status: watch::Sender<Status>,
+}
+
+impl<S> std::fmt::Debug for Driver<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Driver")
+            .field("source", &self.source)
+            .field("consumer", &self.consumer.name())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The wish to stop, asked for in many places, over once it came.
+pub(super) struct Stop<F> {
+    future: Pin<Box<F>>,
+    came: bool,
+}
+
+impl<F: Future<Output = ()>> Stop<F> {
+    /// Waits for the wish. Cancel safe.
+    pub(super) async fn wait(&mut self) {
+        if !self.came {
+            self.future.as_mut().await;
+            self.came = true;
+        }
+    }
+
+    pub(super) const fn came(&self) -> bool {
+        self.came
+    }
+}
+
+impl Driver<()> {
+    /// Begins to put a driver together, for a stream in the context's account and domain.
+    pub fn builder(context: Context, stream: impl Into<String>) -> DriverBuilder {
+        DriverBuilder::new(context, stream.into())
+    }
+}
+
+impl<S: Sink + 'static> Driver<S> {
+    pub(super) async fn open(
+        builder: DriverBuilder,
+        sink: Option<S>,
+        mut factory: Option<SinkFactory<S>>,
+    ) -> Result<Self, DriverError> {
+        let DriverBuilder { context, stream, domain, filters, consumer, config, store, .. } = builder;
+        let mut source = Source::new(stream).with_filters(filters);
+        if let Some(domain) = domain {
+            source = source.with_domain(domain);
+        }
+        let consumer = Consumer::new(context.clone(), &source, consumer)?.with_denials(builder.denials.clone());
+        let observer = StreamObserver::new(context.clone(), &source).with_denials(builder.denials);
+        let window = i64::try_from(builder.flush.count.saturating_mul(2)).unwrap_or(i64::MAX).max(1_000);
+        let config = config.unwrap_or_else(|| consumer.default_config(window));
+        // The server may be away: nothing is opened, and no sink is made, before it answers.
+        let mut backoff = Backoff::new();
+        while let Err(error) = observer.stream().await {
+            if !error.is_retriable() || matches!(error, ObserveError::NoStream { .. }) {
+                return Err(OpenError::Observe(error).into());
+            }
+            let wait = backoff.wait();
+            events::retry(&source, "open", &error.to_string(), wait);
+            tokio::time::sleep(wait).await;
+        }
+        let sink = match (sink, &mut factory) {
+            (Some(sink), _) => sink,
+            (None, Some(factory)) => factory().await.map_err(DriverError::Factory)?,
+            (None, None) => return Err(DriverError::Guard(GuardError::Closed)),
+        };
+        let mut opener = Opener {
+            source: &source,
+            consumer: &consumer,
+            observer: &observer,
+            config: &config,
+            flush: builder.flush,
+            start: builder.start,
+            on_damage: builder.on_damage,
+            max_spans: builder.max_spans,
+        };
+        let mut store = store;
+        let (guard, config) = opener.open(&mut store, sink).await?;
+        Ok(Self {
+            context,
+            consumer,
+            observer,
+            config,
+            flush: builder.flush,
+            on_damage: builder.on_damage,
+            max_spans: builder.max_spans,
+            store,
+            factory,
+            guard,
+            past: Counters::default(),
+            status: watch::Sender::new(Status::default()),
+            source,
+        })
+    }
+
+    /// Runs until the future is done, then flushes, acks, and ends.
+    ///
+    /// Survives restarts of the server, lost connections, a consumer that was deleted, and, if the driver was opened with a
+    /// factory, failures of the sink and of the checkpoint store.
+    ///
+    /// # Errors
+    ///
+    /// See [`DriverError`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it loses nothing: what was not checkpointed is delivered again, and, for a sink that keeps no claims, what
+    /// the last flush made durable without a checkpoint is written again.
+    pub async fn run_until(mut self, stop: impl Future<Output = ()> + Send) -> Result<Ended, DriverError> {
+        let mut stop = Stop { future: Box::pin(stop), came: false };
+        let mut backoff = Backoff::new();
+        loop {
+            let before = self.guard.counters().archived;
+            match self.serve(&mut stop).await {
+                Ok(unverified) => {
+                    self.publish(0, 0);
+                    let Status { counters, floor, .. } = *self.status.borrow();
+                    return Ok(Ended { counters, floor, unverified });
+                }
+                Err(error) => {
+                    if self.factory.is_none() || error.is_setting() || stop.came() {
+                        return Err(error);
+                    }
+                    if self.guard.counters().archived > before {
+                        backoff.reset();
+                    }
+                    self.reopen(error, &mut backoff, &mut stop).await?;
+                }
+            }
+        }
+    }
+
+    /// After a failure: a new sink, a new guard over the checkpoint, with growing waits.
+    async fn reopen<F: Future<Output = ()>>(
+        &mut self,
+        error: DriverError,
+        backoff: &mut Backoff,
+        stop: &mut Stop<F>,
+    ) -> Result<(), DriverError> {
+        let mut error = error;
+        loop {
+            let wait = backoff.wait();
+            events::retry(&self.source, "reopen", &chain(&error), wait);
+            tokio::select! {
+                () = stop.wait() => return Err(error),
+                () = tokio::time::sleep(wait) => {}
+            }
+            self.past = self.past.plus(self.guard.counters());
+            self.guard.release();
+            match self.try_reopen().await {
+                Ok(()) => return Ok(()),
+                Err(next) if next.is_setting() && !is_lock(&next) => return Err(next),
+                Err(next) => error = next,
+            }
+        }
+    }
+
+    async fn try_reopen(&mut self) -> Result<(), DriverError> {
+        let Some(factory) = &mut self.factory else { return Err(GuardError::Closed.into()) };
+        let sink = factory().await.map_err(DriverError::Factory)?;
+        let mut opener = Opener {
+            source: &self.source,
+            consumer: &self.consumer,
+            observer: &self.observer,
+            config: &self.config,
+            flush: self.flush,
+            start: None,
+            on_damage: self.on_damage,
+            max_spans: self.max_spans,
+        };
+        let (guard, config) = opener.open(&mut self.store, sink).await?;
+        self.guard = guard;
+        self.config = config;
+        Ok(())
+    }
+
+    /// Publishes what the driver is doing.
+    pub(super) fn publish(&self, remaining: u64, sessions: u64) {
+        let (counters, floor) = (self.past.plus(self.guard.counters()), self.guard.floor());
+        self.status.send_modify(|status| {
+            status.counters = counters;
+            status.floor = floor;
+            status.remaining = remaining;
+            status.sessions += sessions;
+        });
+    }
+
+    /// Forgets, on the operator's wish, that anything from this sequence on is archived, so that it is written again, once.
+    /// Call it between opening and running; the wish is recorded in the checkpoint's history.
+    ///
+    /// # Errors
+    ///
+    /// As [`Guard::replay_from`].
+    pub async fn replay_from(&mut self, sequence: u64) -> Result<(), DriverError> {
+        let permits = self.guard.replay_from(sequence).await?;
+        if permits.unknown().is_some() {
+            let reason = "the stream could not be asked".to_owned();
+            return Err(OpenError::Observe(ObserveError::Unavailable { reason }).into());
+        }
+        Ok(())
+    }
+}
+
+impl<S> Driver<S> {
+    /// What the opening found.
+    pub const fn report(&self) -> &OpenReport {
+        self.guard.report()
+    }
+
+    /// Follows what the driver is doing; changes at every flush.
+    pub fn status(&self) -> watch::Receiver<Status> {
+        self.status.subscribe()
+    }
+}
+
+fn is_lock(error: &DriverError) -> bool {
+    matches!(error, DriverError::Open(OpenError::Store(StoreError::Locked { .. })))
+}
+
+/// An error with what caused it, in one line.
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let more = cause.to_string();
+        if !text.ends_with(&more) {
+            text = format!("{text}: {more}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+/// Opens a guard for a driver.
+struct Opener<'a> {
+    source: &'a Source,
+    consumer: &'a Consumer,
+    observer: &'a StreamObserver,
+    config: &'a Config,
+    flush: FlushEvery,
+    start: Option<Start>,
+    on_damage: OnDamage,
+    max_spans: usize,
+}
+
+impl Opener<'_> {
+    /// Checkpoint first, then the consumer's mark, then the first pull: so a mark without a checkpoint always means a lost
+    /// checkpoint. Gives the guard and the consumer's configuration.
+    async fn open<S: Sink>(
+        &mut self,
+        store: &mut StoreFactory,
+        mut sink: S,
+    ) -> Result<(Guard<S>, Config), DriverError> {
+        let found = self.consumer.find().await?;
+        if let Some(position) = &found {
+            let expected = Expected { flush_count: self.flush.count, flush_age: self.flush.age };
+            for warning in self.consumer.check(&position.config, expected)? {
+                events::setting(self.source, self.consumer.name(), &warning.to_string());
+            }
+        }
+        let store = store(self.source);
+        let location = store.location();
+        let mut opening = Opening::load(self.source.clone(), store, self.on_damage).await?.max_spans(self.max_spans);
+        opening.recover(&mut sink).await?;
+        let id = opening.state_id().to_string();
+        let fresh = !opening.has_checkpoint() && !opening.is_damaged();
+        let first = if fresh {
+            let last = self.observer.stream().await.map_err(OpenError::Observe)?.last;
+            let ours = (!opening.is_new()).then_some(id.as_str());
+            resume::first(self.consumer.name(), found.as_ref(), self.start, last, ours, &location)?
+        } else {
+            First { origin: Origin::Beginning, move_to: None }
+        };
+        let guard = opening.open(sink, self.observer.clone(), first.origin).await?;
+        let config = found.as_ref().map_or_else(|| self.config.clone(), |position| position.config.clone());
+        match (&found, first.move_to) {
+            (Some(_), Some(to)) => _ = self.consumer.move_to(to, &config, &id).await?,
+            (Some(_), None) => _ = self.consumer.mark(&id).await?,
+            (None, _) => {
+                let from = guard.move_pending().unwrap_or(guard.floor().saturating_add(1));
+                self.consumer.create(&config, from, &id).await?;
+            }
+        }
+        Ok((guard, config))
+    }
+}
+
+/// How long a session start waits between two looks at a consumer that seems to have passed over a message.
+pub(super) const SECOND_LOOK: Duration = Duration::from_millis(300);

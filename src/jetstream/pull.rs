@@ -1,0 +1,195 @@
+//! One subscription that pulls from the consumer. Ends whenever what comes next may belong to another session.
+
+use std::time::Duration;
+
+use async_nats::{Client, Message, Subscriber};
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use tokio::time::{Instant, sleep_until};
+
+use super::pace::Backoff;
+use super::session::SessionEnd;
+
+/// How long a pull waits for messages.
+const EXPIRES: Duration = Duration::from_secs(30);
+/// How often the server says that it is still there; at most half of `EXPIRES`, or the server refuses.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+/// A pull that ends sooner than this without a message is not repeated at once.
+const EARLY: Duration = Duration::from_millis(500);
+
+/// What a pull asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Batch {
+    pub(crate) messages: usize,
+    /// Payload, subject and headers of what one pull sends, in bytes.
+    pub(crate) bytes: usize,
+}
+
+/// What a status message means for the session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Status {
+    /// The server is there.
+    Heartbeat,
+    /// A pull is over; this many of its messages did not come. `TooLarge`: the next message is larger than `bytes`.
+    Over { left: Option<usize>, too_large: bool },
+    /// So is the session.
+    End(SessionEnd),
+}
+
+fn classify(code: u16, description: &str, left: Option<usize>) -> Status {
+    let over = |too_large| Status::Over { left, too_large };
+    match (code, description) {
+        (100, _) => Status::Heartbeat,
+        (404 | 408 | 423, _) => over(false),
+        (409, "Message Size Exceeds MaxBytes") => over(true),
+        (409, said) if said == "Batch Completed" || said.starts_with("Exceeded MaxWaiting") => over(false),
+        (409 | 503, said) if !said.is_empty() => Status::End(SessionEnd::Server(said.to_owned())),
+        (503, _) => Status::End(SessionEnd::Server("nobody answers for the consumer".to_owned())),
+        (code, said) => Status::End(SessionEnd::Server(format!("status {code} {said}"))),
+    }
+}
+
+/// A subscription that keeps pulls under way.
+#[derive(Debug)]
+pub(crate) struct Pull {
+    client: Client,
+    subscriber: Subscriber,
+    subject: String,
+    inbox: String,
+    batch: Batch,
+    /// Messages asked for that did not come yet.
+    wanted: usize,
+    heard: Instant,
+    asked: Instant,
+    not_before: Option<Instant>,
+    backoff: Backoff,
+    /// The next message is larger than a batch may be: it is asked for alone.
+    large: bool,
+}
+
+impl Pull {
+    /// Subscribes; nothing is asked for yet. `prefix` is the API prefix, such as `$JS.API`.
+    pub(crate) async fn new(
+        client: Client,
+        prefix: &str,
+        stream: &str,
+        consumer: &str,
+        batch: Batch,
+    ) -> Result<Self, SessionEnd> {
+        let inbox = client.new_inbox();
+        let subscriber =
+            client.subscribe(inbox.clone()).await.map_err(|error| SessionEnd::Server(error.to_string()))?;
+        let subject = format!("{prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer}");
+        let now = Instant::now();
+        let backoff = Backoff::new();
+        Ok(Self {
+            client,
+            subscriber,
+            subject,
+            inbox,
+            batch,
+            wanted: 0,
+            heard: now,
+            asked: now,
+            not_before: None,
+            backoff,
+            large: false,
+        })
+    }
+
+    /// The next message. Cancel safe.
+    pub(crate) async fn next(&mut self) -> Result<Message, SessionEnd> {
+        loop {
+            if self.wanted <= self.batch.messages / 2 && self.not_before.is_none_or(|at| Instant::now() >= at) {
+                self.ask().await?;
+            }
+            let silent = self.heard + HEARTBEAT * 2;
+            let wake =
+                self.not_before.filter(|_| self.wanted <= self.batch.messages / 2).map_or(silent, |at| at.min(silent));
+            let message = tokio::select! {
+                biased;
+                message = self.subscriber.next() => message,
+                () = sleep_until(wake) => {
+                    if Instant::now() >= silent && self.wanted > 0 {
+                        return Err(SessionEnd::Server("two heartbeats were missed".to_owned()));
+                    }
+                    continue;
+                }
+            };
+            self.heard = Instant::now();
+            let Some(message) = message else {
+                return Err(SessionEnd::Server("the subscription ended".to_owned()));
+            };
+            let Some(status) = message.status.filter(|status| status.as_u16() != 200) else {
+                self.wanted = self.wanted.saturating_sub(1);
+                self.large = false;
+                self.backoff.reset();
+                self.not_before = None;
+                return Ok(message);
+            };
+            let left = message.headers.as_ref().and_then(|headers| headers.get("Nats-Pending-Messages"));
+            let left = left.and_then(|left| left.as_str().parse().ok());
+            match classify(status.as_u16(), message.description.as_deref().unwrap_or_default(), left) {
+                Status::Heartbeat => {}
+                Status::Over { left, too_large } => {
+                    self.wanted = self.wanted.saturating_sub(left.unwrap_or(self.batch.messages));
+                    self.large = too_large;
+                    if !too_large && self.asked.elapsed() < EARLY {
+                        self.not_before = Some(Instant::now() + self.backoff.wait());
+                    }
+                }
+                Status::End(end) => return Err(end),
+            }
+        }
+    }
+
+    async fn ask(&mut self) -> Result<(), SessionEnd> {
+        let (messages, bytes) = if self.large { (1, None) } else { (self.batch.messages, Some(self.batch.bytes)) };
+        let mut request = format!(
+            r#"{{"batch":{messages},"expires":{},"idle_heartbeat":{}"#,
+            EXPIRES.as_nanos(),
+            HEARTBEAT.as_nanos()
+        );
+        if let Some(bytes) = bytes {
+            request.push_str(&format!(r#","max_bytes":{bytes}"#));
+        }
+        request.push('}');
+        self.client
+            .publish_with_reply(self.subject.clone(), self.inbox.clone(), Bytes::from(request))
+            .await
+            .map_err(|error| SessionEnd::Server(error.to_string()))?;
+        self.wanted += messages;
+        self.asked = Instant::now();
+        self.not_before = None;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ordinary_end_of_a_pull_is_no_end_of_the_session() {
+        for (code, said, too_large) in [
+            (404, "No Messages", false),
+            (408, "Request Timeout", false),
+            (409, "Batch Completed", false),
+            (409, "Exceeded MaxWaiting", false),
+            (409, "Message Size Exceeds MaxBytes", true),
+            (423, "Nats-Wrong-Pin-Id", false),
+        ] {
+            assert_eq!(classify(code, said, Some(3)), Status::Over { left: Some(3), too_large }, "{said}");
+        }
+        assert_eq!(classify(100, "Idle Heartbeat", None), Status::Heartbeat);
+    }
+
+    #[test]
+    fn what_may_bring_another_life_ends_the_session() {
+        for (code, said) in
+            [(409, "Consumer Deleted"), (409, "Leadership Change"), (409, "Server Shutdown"), (503, ""), (400, "Bad")]
+        {
+            assert!(matches!(classify(code, said, None), Status::End(_)), "{said}");
+        }
+    }
+}
