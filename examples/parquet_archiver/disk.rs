@@ -1,0 +1,137 @@
+//! Directories and files that survive a power cut.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use parquet::errors::ParquetError;
+use tempfile::NamedTempFile;
+
+use crate::names;
+
+/// Why the archive cannot be written or read.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SinkError {
+    #[error(
+        "cannot make the directory {path} durable; check that it is a directory and that this user may write to it"
+    )]
+    Directory { path: PathBuf, source: io::Error },
+    #[error("cannot write {path}; check the free space and the permissions of its directory")]
+    Write { path: PathBuf, source: io::Error },
+    #[error("cannot write {path} as Parquet; check the free space and the permissions of its directory")]
+    Encode { path: PathBuf, source: ParquetError },
+    #[error("cannot read {path}; check its permissions, or move it out of the archive if it is damaged")]
+    Read { path: PathBuf, source: ParquetError },
+    #[error("the task that writes into {path} ended without a result")]
+    Task { path: PathBuf, source: tokio::task::JoinError },
+}
+
+/// Creates a directory with its parents, so that all of them survive a power cut, and proves that files can be made there.
+pub(crate) fn create_directory(path: &Path) -> Result<(), SinkError> {
+    let error = |source| SinkError::Directory { path: path.to_owned(), source };
+    let path = std::path::absolute(path).map_err(error)?;
+    let missing = path.ancestors().take_while(|directory| !directory.exists()).count();
+    fs::create_dir_all(&path).map_err(error)?;
+    tempfile::tempfile_in(&path).map_err(error)?;
+    for (depth, directory) in path.ancestors().enumerate() {
+        match sync_directory(directory) {
+            // What was there before need not be ours to open. It is tried all the same: an earlier process, killed right
+            // after it made the directory, may have left it in memory only.
+            Err(_) if depth > missing => break,
+            synced => synced.map_err(error)?,
+        }
+    }
+    Ok(())
+}
+
+/// Removes what a crash left of files that were being written. Everything else stays.
+pub(crate) fn remove_leftovers(directory: &Path) -> Result<u64, SinkError> {
+    let error = |source| SinkError::Directory { path: directory.to_owned(), source };
+    let mut removed = 0;
+    for entry in fs::read_dir(directory).map_err(error)? {
+        let entry = entry.map_err(error)?;
+        if entry.file_name().to_str().is_some_and(names::is_temporary) {
+            fs::remove_file(entry.path()).map_err(|source| SinkError::Write { path: entry.path(), source })?;
+            removed += 1;
+        }
+    }
+    Ok(removed)
+}
+
+/// A new file beside its final name. Its own name never repeats: a task that outlives the sink that started it must not
+/// meet the file of its successor.
+pub(crate) fn temporary(directory: &Path, name: &str) -> Result<NamedTempFile, SinkError> {
+    let prefix = names::temporary_prefix(name);
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(&prefix).suffix(names::TEMPORARY);
+    // Others may read an archive; the umask still decides.
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    builder.tempfile_in(directory).map_err(|source| SinkError::Write { path: directory.join(name), source })
+}
+
+/// Gives a temporary file its final name, in the only order that survives a power cut: the data first, then the name, then
+/// the directory that holds the name.
+pub(crate) fn publish(file: NamedTempFile, path: &Path) -> Result<(), SinkError> {
+    let error = |source| SinkError::Write { path: path.to_owned(), source };
+    file.as_file().sync_all().map_err(error)?;
+    file.persist(path).map_err(|failed| error(failed.error))?;
+    sync_parent(path).map_err(error)
+}
+
+/// Moves a damaged file out of the way of a whole one and returns its new name.
+pub(crate) fn set_aside(path: &Path) -> Result<PathBuf, SinkError> {
+    let mut aside = path.with_extension("parquet.damaged-1");
+    for n in 2_u32.. {
+        if !aside.exists() {
+            break;
+        }
+        aside = path.with_extension(format!("parquet.damaged-{n}"));
+    }
+    fs::rename(path, &aside).map_err(|source| SinkError::Write { path: aside.clone(), source })?;
+    Ok(aside)
+}
+
+fn sync_parent(path: &Path) -> io::Result<()> {
+    path.parent().map_or(Ok(()), sync_directory)
+}
+
+#[cfg(unix)]
+fn sync_directory(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
+}
+
+/// Elsewhere directories cannot be synced; the file system has to keep renames by itself.
+#[cfg(not(unix))]
+fn sync_directory(_path: &Path) -> io::Result<()> {
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Result;
+
+    use super::*;
+
+    #[test]
+    fn directories_are_made_with_their_parents_and_may_exist() -> Result<()> {
+        let base = tempfile::tempdir()?;
+        let path = base.path().join("a/b/c");
+        create_directory(&path)?;
+        create_directory(&path)?;
+        assert_eq!(fs::read_dir(path)?.count(), 0, "the trial file is gone");
+        Ok(())
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_written_is_named() -> Result<()> {
+        let base = tempfile::tempdir()?;
+        let file = base.path().join("file");
+        fs::write(&file, "x")?;
+        for path in [file.clone(), file.join("below"), PathBuf::from("/proc/archive")] {
+            let error = create_directory(&path).map_or_else(|error| error.to_string(), |()| String::new());
+            assert!(error.contains(&path.display().to_string()), "{error}");
+        }
+        Ok(())
+    }
+}

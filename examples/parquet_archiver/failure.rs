@@ -1,0 +1,45 @@
+//! Why the program ends otherwise than it should.
+
+use std::fmt;
+use std::process::ExitCode;
+
+/// What the exit code tells a supervisor: whether starting again may help.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// Something that was set is wrong: starting again does not help.
+    Setting(anyhow::Error),
+    /// Anything else.
+    Fatal(anyhow::Error),
+}
+
+impl Failure {
+    pub(crate) fn setting(error: impl Into<anyhow::Error>) -> Self {
+        Self::Setting(error.into())
+    }
+
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Setting(_) => ExitCode::from(2),
+            Self::Fatal(_) => ExitCode::FAILURE,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    /// The error and its causes on one line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Self::Setting(error) | Self::Fatal(error)) = self;
+        write!(f, "{}", format!("{error:#}").split_whitespace().collect::<Vec<_>>().join(" "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_and_its_causes_stand_on_one_line() {
+        let error = anyhow::anyhow!("the disk\nis full").context("cannot write /a");
+        assert_eq!(Failure::Fatal(error).to_string(), "cannot write /a: the disk is full");
+    }
+}

@@ -1,0 +1,171 @@
+//! How far the archiver is: a bar on a terminal while a backlog is read, plain log lines otherwise.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use replay_guard::async_nats::jetstream::Context;
+use tokio::time::{Instant, MissedTickBehavior};
+use tracing_subscriber::EnvFilter;
+
+use crate::archive::Job;
+
+/// How often the server is asked what remains.
+const ASK: Duration = Duration::from_secs(1);
+/// How often a line is logged where there is no terminal.
+const REPORT: Duration = Duration::from_secs(10);
+/// From how many undelivered messages on the archiver counts as behind.
+const BACKLOG: u64 = 5_000;
+
+/// What the sink has made durable since the program began.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    records: AtomicU64,
+    bytes: AtomicU64,
+    files: AtomicU64,
+    begun: AtomicBool,
+}
+
+impl Progress {
+    /// The driver is open.
+    pub(crate) fn begin(&self) {
+        self.begun.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the driver was ever open.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.begun.load(Ordering::Relaxed)
+    }
+
+    /// One more file.
+    pub(crate) fn archived(&self, records: usize, bytes: u64) {
+        self.records.fetch_add(records as u64, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.files.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Records made durable.
+    pub(crate) fn records(&self) -> u64 {
+        self.records.load(Ordering::Relaxed)
+    }
+}
+
+/// Sets up the log on standard error and returns the bar it makes room for.
+pub(crate) fn start_log(filter: &str) -> anyhow::Result<ProgressBar> {
+    let filter = EnvFilter::try_new(filter).with_context(|| format!("--log {filter:?} is not understood"))?;
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+    let style = "{spinner} {human_pos} archived of {human_len}, {per_sec}, about {eta} left";
+    bar.set_style(ProgressStyle::with_template(style).context("the progress bar's template")?);
+    let beside = bar.clone();
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(!bar.is_hidden())
+        .with_writer(move || Beside { bar: beside.clone() });
+    log.try_init().map_err(|error| anyhow::anyhow!("cannot set up the log: {error}"))?;
+    Ok(bar)
+}
+
+/// Writes lines above the bar instead of through it.
+struct Beside {
+    bar: ProgressBar,
+}
+
+impl Write for Beside {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.bar.suspend(|| io::stderr().write_all(line))?;
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
+
+/// Shows how far the archiver is, for ever.
+pub(crate) async fn watch(jetstream: Context, job: Job, progress: Arc<Progress>, bar: ProgressBar) {
+    let mut tick = tokio::time::interval(ASK);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let (mut reported_at, mut reported, mut behind) = (Instant::now(), 0, false);
+    loop {
+        tick.tick().await;
+        let remaining = remaining(&jetstream, &job).await;
+        let records = progress.records();
+        let was_behind = behind;
+        behind = remaining.map_or(behind, |remaining| is_behind(behind, remaining));
+        if !bar.is_hidden() {
+            show(&bar, records, remaining, was_behind, behind);
+        } else if reported_at.elapsed() >= REPORT {
+            if records > reported || behind {
+                report(&progress, records - reported, reported_at.elapsed(), remaining);
+            }
+            (reported_at, reported) = (Instant::now(), records);
+        }
+    }
+}
+
+fn show(bar: &ProgressBar, records: u64, remaining: Option<u64>, was_behind: bool, behind: bool) {
+    if behind && !was_behind {
+        bar.reset();
+        // The rate shall speak of this backlog only.
+        bar.set_position(records);
+        bar.reset_eta();
+    }
+    if behind {
+        if let Some(remaining) = remaining {
+            bar.set_length(records + remaining);
+        }
+        bar.set_position(records);
+        bar.tick();
+    } else if was_behind {
+        bar.finish_and_clear();
+        tracing::info!(archived = records, "caught up");
+    }
+}
+
+fn report(progress: &Progress, new: u64, elapsed: Duration, remaining: Option<u64>) {
+    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate")]
+    let per_second = (new as f64 / elapsed.as_secs_f64()) as u64;
+    tracing::info!(
+        archived = progress.records(),
+        files = progress.files.load(Ordering::Relaxed),
+        bytes = progress.bytes.load(Ordering::Relaxed),
+        per_second,
+        remaining = remaining.map_or_else(|| "unknown".to_owned(), |remaining| remaining.to_string()),
+        "progress"
+    );
+}
+
+/// Behind from [`BACKLOG`] on, and then until nearly nothing is left: no flicker at the edge.
+const fn is_behind(was: bool, remaining: u64) -> bool {
+    if was { remaining > BACKLOG / 10 } else { remaining >= BACKLOG }
+}
+
+/// What the consumer has not delivered yet. Of the two names, one that nobody reads any more has more left than the other.
+async fn remaining(jetstream: &Context, job: &Job) -> Option<u64> {
+    let stream = jetstream.get_stream_no_info(&job.stream).await.ok()?;
+    let mut least = None;
+    for name in job.consumer_names() {
+        if let Ok(info) = stream.consumer_info(name).await {
+            least = Some(least.map_or(info.num_pending, |least: u64| least.min(info.num_pending)));
+        }
+    }
+    least
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bar_comes_and_goes_without_flicker() {
+        let mut behind = false;
+        let seen = [4_999, 5_000, 4_000, 501, 500, 4_000].map(|remaining| {
+            behind = is_behind(behind, remaining);
+            behind
+        });
+        assert_eq!(seen, [false, true, true, true, false, false]);
+    }
+}

@@ -1,0 +1,190 @@
+//! The sink: buffers records and writes one Parquet file per flush.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use replay_guard::{Durable, Flush, Record, Recovered, Sink, Source, Written};
+
+use crate::disk::{self, SinkError};
+use crate::file::{self, Row};
+use crate::names;
+use crate::progress::Progress;
+
+/// What a row costs in memory beside its text and payload, roughly.
+const ROW_OVERHEAD: usize = 160;
+
+/// Writes one Parquet file per flush into a directory of its source.
+#[derive(Debug)]
+pub(crate) struct ParquetSink {
+    directory: PathBuf,
+    source: Source,
+    rows: Vec<Row>,
+    bytes: usize,
+    max_bytes: usize,
+    progress: Arc<Progress>,
+}
+
+impl ParquetSink {
+    /// A sink below `out`. Asks for a flush by itself once it holds `max_bytes`.
+    ///
+    /// It only makes its directory and proves that it can be written: whether another process works there is known
+    /// after the guard holds its lock, when [`Sink::recover`] is called.
+    pub(crate) async fn open(
+        out: &Path,
+        source: Source,
+        max_bytes: usize,
+        progress: Arc<Progress>,
+    ) -> Result<Self, SinkError> {
+        let directory = out.join(names::directory(&source));
+        let made = directory.clone();
+        blocking(&directory, move || disk::create_directory(&made)).await?;
+        Ok(Self { directory, source, rows: Vec::new(), bytes: 0, max_bytes, progress })
+    }
+}
+
+impl Sink for ParquetSink {
+    type Error = SinkError;
+
+    async fn write(&mut self, record: Record) -> Result<Written, SinkError> {
+        let row = Row::from(record);
+        let headers: usize = row.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+        self.bytes += ROW_OVERHEAD + row.subject.len() + row.payload.len() + headers;
+        self.rows.push(row);
+        Ok(if self.bytes >= self.max_bytes { Written::Full } else { Written::Accepted })
+    }
+
+    async fn flush(&mut self, flush: Flush<'_>) -> Result<Durable, SinkError> {
+        let claim = flush.claim();
+        let rows = std::mem::take(&mut self.rows);
+        self.bytes = 0;
+        let count = rows.len();
+        let (directory, source) = (self.directory.clone(), self.source.clone());
+        let saved = blocking(&self.directory, move || file::save(&directory, &source, rows, &claim)).await?;
+        if let Some((name, bytes)) = saved {
+            tracing::debug!(records = count, bytes, file = %name, "archived");
+            self.progress.archived(count, bytes);
+        }
+        Ok(Durable::All)
+    }
+
+    /// The checkpoint alone decides what is archived; this only clears away what a crash left half written.
+    async fn recover(&mut self, _source: &Source) -> Result<Recovered, SinkError> {
+        let directory = self.directory.clone();
+        let removed = blocking(&self.directory, move || disk::remove_leftovers(&directory)).await?;
+        if removed > 0 {
+            tracing::info!(removed, directory = %self.directory.display(), "removed files that a crash left half written");
+        }
+        Ok(Recovered::Unknown)
+    }
+}
+
+/// File systems block; the runtime's own threads must not.
+async fn blocking<T: Send + 'static>(
+    path: &Path,
+    work: impl FnOnce() -> Result<T, SinkError> + Send + 'static,
+) -> Result<T, SinkError> {
+    let joined = tokio::task::spawn_blocking(work).await;
+    joined.map_err(|source| SinkError::Task { path: path.to_owned(), source })?
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use anyhow::{Context, Result};
+    use replay_guard::Reason;
+
+    use super::*;
+
+    async fn sink(out: &Path, max_bytes: usize) -> Result<ParquetSink> {
+        let source = Source::new("S").with_filters(["s.>"]);
+        Ok(ParquetSink::open(out, source, max_bytes, Arc::default()).await?)
+    }
+
+    async fn flush(sink: &mut ParquetSink, records: impl IntoIterator<Item = u64>) -> Result<()> {
+        for sequence in records {
+            sink.write(Record::new(sequence, 1_000, "s.a", "x")).await?;
+        }
+        assert_eq!(sink.flush(Flush::without_guard(Reason::Due)).await?, Durable::All);
+        Ok(())
+    }
+
+    fn files(directory: &Path) -> Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(directory)? {
+            names.push(entry?.file_name().to_string_lossy().into_owned());
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    #[tokio::test]
+    async fn each_flush_makes_one_file_and_an_empty_one_makes_none() -> Result<()> {
+        let out = tempfile::tempdir()?;
+        let mut sink = sink(out.path(), usize::MAX).await?;
+        flush(&mut sink, [2, 1]).await?;
+        flush(&mut sink, []).await?;
+        flush(&mut sink, [3, 4]).await?;
+        assert_eq!(files(&sink.directory)?.len(), 2);
+        assert_eq!(sink.progress.records(), 4);
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn the_same_records_at_another_time_go_to_the_same_file() -> Result<()> {
+        let out = tempfile::tempdir()?;
+        flush(&mut sink(out.path(), usize::MAX).await?, 1..=10).await?;
+        let mut again = sink(out.path(), usize::MAX).await?;
+        let before = files(&again.directory)?;
+        flush(&mut again, (1..=10).rev()).await?;
+        assert_eq!(files(&again.directory)?, before);
+        let name = before.first().context("one file")?;
+        assert_eq!(file::read(&again.directory.join(name))?.len(), 10);
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn asks_for_a_flush_at_its_own_bound() -> Result<()> {
+        let out = tempfile::tempdir()?;
+        let mut sink = sink(out.path(), 2_000).await?;
+        let record = |sequence| Record::new(sequence, 1, "s.a", vec![0; 1_000]);
+        assert_eq!(sink.write(record(1)).await?, Written::Accepted);
+        assert_eq!(sink.write(record(2)).await?, Written::Full);
+        flush(&mut sink, []).await?;
+        assert_eq!(sink.write(record(3)).await?, Written::Accepted);
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn leftovers_of_a_crash_go_and_all_else_stays() -> Result<()> {
+        let out = tempfile::tempdir()?;
+        let mut sink = sink(out.path(), usize::MAX).await?;
+        flush(&mut sink, [1, 2]).await?;
+        let mut expected = files(&sink.directory)?;
+        let ours = expected.first().map(|name| format!("{name}.x7Yz{}", names::TEMPORARY)).context("one file")?;
+        let foreign = ["notes.tmp", "a.parquet.tmp", "readme.txt"];
+        for name in foreign.iter().copied().chain([ours.as_str()]) {
+            fs::write(sink.directory.join(name), "half")?;
+        }
+        // Another source may be at work beside this one.
+        let neighbour = out.path().join(&ours);
+        fs::write(&neighbour, "half")?;
+        assert_eq!(sink.recover(&Source::new("S")).await?, Recovered::Unknown);
+        expected.extend(foreign.map(String::from));
+        expected.sort_unstable();
+        assert_eq!(files(&sink.directory)?, expected);
+        assert!(neighbour.exists());
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn a_directory_that_went_away_is_named() -> Result<()> {
+        let out = tempfile::tempdir()?;
+        let mut sink = sink(out.path(), usize::MAX).await?;
+        sink.write(Record::new(1, 1, "s.a", "x")).await?;
+        fs::remove_dir_all(&sink.directory)?;
+        let error = sink.flush(Flush::without_guard(Reason::Due)).await.err().context("must fail")?;
+        assert!(error.to_string().contains(&sink.directory.display().to_string()), "{error}");
+        Ok(())
+    }
+}
