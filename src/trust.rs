@@ -15,6 +15,9 @@ pub(crate) enum Ask {
     Read(u64),
     /// Which is the newest message of the source in `low..=high`?
     NewestAlive { low: u64, high: u64 },
+    /// Which is the stream's last sequence? Asked once, after a witness was found to lie above it: looking twice, a second
+    /// apart, for each of those above would take long.
+    Last,
 }
 
 /// The answer to an [`Ask`].
@@ -22,6 +25,7 @@ pub(crate) enum Ask {
 pub(crate) enum Told {
     Reading(Reading),
     Alive(Option<Witness>),
+    Last(u64),
 }
 
 /// How a reading compares with what was archived.
@@ -68,6 +72,8 @@ enum State {
     Read(Witness),
     /// The candidate is gone: is anything alive at or below it, in its span?
     Alive(Witness),
+    /// The candidate lies above the stream's last.
+    Above(Witness),
     Done,
 }
 
@@ -105,6 +111,7 @@ impl Descent {
                 let low = self.span().map_or(witness.sequence(), |span| span.first);
                 Some(Ask::NewestAlive { low, high: self.high(witness) })
             }
+            State::Above(_) => Some(Ask::Last),
             State::Done => None,
         }
     }
@@ -116,6 +123,7 @@ impl Descent {
                 Answer::Equal => self.stands(witness),
                 Answer::Gone if self.span().is_some() => self.state = State::Alive(witness),
                 Answer::Gone => self.lower(witness),
+                Answer::Above if self.last.is_none() => self.state = State::Above(witness),
                 Answer::Other | Answer::Above => {
                     let found = if let Reading::Message(found) = reading { Some(found) } else { None };
                     self.cut.against.get_or_insert((witness, found));
@@ -137,7 +145,12 @@ impl Descent {
                     }
                 }
             }
-            (&(State::Read(witness) | State::Alive(witness)), _) => self.lower(witness),
+            (&State::Above(witness), Told::Last(last)) => {
+                self.last = Some(last);
+                self.cut.against.get_or_insert((witness, None));
+                self.lower(witness);
+            }
+            (&(State::Read(witness) | State::Alive(witness) | State::Above(witness)), _) => self.lower(witness),
             (State::Done, _) => {}
         }
     }

@@ -5,16 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
-use replay_guard::Source;
 use replay_guard::async_nats::jetstream::{self, Context};
 use replay_guard::async_nats::{Client, ConnectError, ConnectErrorKind, ConnectOptions, Event};
+use replay_guard::{Driver, DriverError, Ended, Source};
 use tokio::sync::watch;
 
 use crate::cli::{ArchiveSettings, FlushSettings, ServerSettings};
 use crate::failure::Failure;
 use crate::progress::{self, Progress};
 use crate::sink::ParquetSink;
-use crate::stub::{Driver, Ended, OpenError};
 
 /// How long to wait before the server is asked again; doubled each time.
 const FIRST_DELAY: Duration = Duration::from_millis(250);
@@ -99,12 +98,12 @@ pub(crate) async fn run(
 }
 
 /// The one place where the driver is put together.
-async fn open(jetstream: &Context, job: &Job, progress: &Arc<Progress>) -> Result<Driver<ParquetSink>, OpenError> {
+async fn open(jetstream: &Context, job: &Job, progress: &Arc<Progress>) -> Result<Driver<ParquetSink>, DriverError> {
     let mut builder = Driver::builder(jetstream.clone(), &job.stream)
         .consumer(&job.consumer)
         .state_dir(&job.state)
-        .flush_every(job.flush.records, job.flush.after)
-        .flush_bytes(job.flush.bytes);
+        .flush_every(job.flush.records as u64, job.flush.after)
+        .flush_bytes(job.flush.bytes as u64);
     for filter in &job.filters {
         builder = builder.filter(filter);
     }

@@ -21,7 +21,6 @@ mod names;
 mod nats;
 mod progress;
 mod sink;
-mod stub;
 
 use std::process::ExitCode;
 

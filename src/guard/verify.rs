@@ -99,6 +99,7 @@ pub(super) async fn descend(observer: &dyn Observer, mut descent: Descent) -> Re
     while let Some(ask) = descent.ask() {
         let told = match ask {
             Ask::Read(sequence) => Told::Reading(observer.read(sequence).await?),
+            Ask::Last => Told::Last(observer.stream().await?.last),
             Ask::NewestAlive { low, high } => Told::Alive(newest_alive(observer, low, high).await?),
         };
         descent.tell(told);

@@ -117,7 +117,13 @@ impl<S: Sink + 'static> Driver<S> {
         }
     }
 
-    async fn pause<F: Future<Output = ()>>(&self, backoff: &mut Backoff, what: &str, why: &str, stop: &mut Stop<F>) {
+    async fn pause<F: Future<Output = ()>>(
+        &mut self,
+        backoff: &mut Backoff,
+        what: &str,
+        why: &str,
+        stop: &mut Stop<F>,
+    ) {
         let wait = backoff.wait();
         events::retry(&self.source, what, why, wait);
         tokio::select! {
@@ -159,7 +165,7 @@ impl<S: Sink + 'static> Driver<S> {
     }
 
     fn connected(&self, connects: u64) -> bool {
-        self.context.client().connection_state() == State::Connected && self.connects() == connects
+        is_current(&self.context.client(), connects)
     }
 
     /// Begins a session: the guard verifies, the consumer is made where it is missing and looked at.
@@ -282,7 +288,7 @@ impl<S: Sink + 'static> Driver<S> {
             tokio::select! {
                 biased;
                 () = stop.wait() => return self.wind_up(&mut session).await,
-                _ = keep_alive.tick() => self.keep_alive(&mut session).await,
+                _ = keep_alive.tick() => progress(&self.context.client(), &mut session).await,
                 _ = watch.tick() => {
                     if !self.connected(session.connects) {
                         return Ok(Left::Ended(SessionEnd::Reconnected));
@@ -373,13 +379,13 @@ impl<S: Sink + 'static> Driver<S> {
 
     /// Sends what is permitted, while this is still the connection the deliveries came on. What is not sent is delivered
     /// again and skipped: an ack that waits for a reconnect would reach whatever message has its sequence then.
-    async fn ack(&self, session: &mut Session, permits: &Permits) {
+    async fn ack(&mut self, session: &mut Session, permits: &Permits) {
         let client = self.context.client();
         let answers = session.window.answers(permits, session.ack_all);
-        let count = answers.len();
+        let (count, connects) = (answers.len(), session.connects);
         let send = async {
             for (sent, (reply, answer)) in answers.into_iter().enumerate() {
-                if !self.connected(session.connects) || client.publish(reply, answer.payload()).await.is_err() {
+                if !is_current(&client, connects) || client.publish(reply, answer.payload()).await.is_err() {
                     return sent;
                 }
             }
@@ -389,10 +395,6 @@ impl<S: Sink + 'static> Driver<S> {
         if sent < count {
             events::acks_dropped(&self.source, count - sent);
         }
-    }
-
-    async fn keep_alive(&self, session: &mut Session) {
-        progress(&self.context.client(), session).await;
     }
 
     /// The wish to stop came: flushes what there is, acks, and waits until the server has the acks.
@@ -425,14 +427,18 @@ enum Flushed {
     Unknown,
 }
 
+/// Whether this is still the connection with this count, and up.
+fn is_current(client: &async_nats::Client, connects: u64) -> bool {
+    client.connection_state() == State::Connected && client.statistics().connects.load(Ordering::Relaxed) == connects
+}
+
 fn api_prefix(domain: Option<&str>) -> String {
     domain.map_or_else(|| "$JS.API".to_owned(), |domain| format!("$JS.{domain}.API"))
 }
 
 /// Sends in-progress acks for what has waited long.
 async fn progress(client: &async_nats::Client, session: &mut Session) {
-    let connects = client.statistics().connects.load(Ordering::Relaxed);
-    if client.connection_state() != State::Connected || connects != session.connects {
+    if !is_current(client, session.connects) {
         return;
     }
     for reply in session.window.overdue() {

@@ -16,7 +16,7 @@ use crate::cli::FlushSettings;
 use crate::failure::Failure;
 use crate::nats::{Server, Want};
 use crate::progress::Progress;
-use crate::stub::Ended;
+use replay_guard::Ended;
 
 use super::data::Message;
 use super::verdict::Published;
@@ -190,7 +190,8 @@ impl Archiver {
         let _ = self.stop.send(true);
         let ended = self.task.await?.map_err(|failure| anyhow!("the archiver failed: {failure}"))?;
         let ended = ended.context("the archiver ended before it began")?;
-        Ok(Run { delivered: ended.delivered, written: self.progress.records(), skipped: ended.skipped })
+        let counters = ended.counters;
+        Ok(Run { delivered: counters.offered, written: self.progress.records(), skipped: counters.skipped })
     }
 
     /// Whether everything is delivered and acknowledged, as the server says.
