@@ -31,48 +31,68 @@ impl Witness {
     }
 }
 
-/// Witnesses below the newest one, kept so that a fork can be found: near the newest one densely, below at exponentially
-/// growing distance. What a fork makes us write again is then bounded by its own length, whatever the archive's.
+/// How many flush boundaries are kept before they are thinned out.
+const BOUNDARIES: usize = 128;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Kept {
+    witness: Witness,
+    /// The newest record of a flush.
+    boundary: bool,
+}
+
+/// Witnesses below the newest one, kept so that a fork can be found: the newest record of each recent flush, and below, and
+/// inside the newest flush, at exponentially growing distance. What a fork makes us write again is then bounded: by one
+/// flush if it took away no more than the recent ones, else by its own length, whatever the archive's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Witnesses {
     /// Sorted by sequence, one per sequence.
-    kept: Vec<Witness>,
+    kept: Vec<Kept>,
 }
 
 impl Witnesses {
     /// From what a checkpoint held; `None` if they are not sorted.
     pub(crate) fn from_sorted(kept: Vec<Witness>) -> Option<Self> {
-        kept.windows(2).all(|pair| matches!(pair, [a, b] if a.sequence() < b.sequence())).then_some(Self { kept })
+        let sorted = kept.windows(2).all(|pair| matches!(pair, [a, b] if a.sequence() < b.sequence()));
+        sorted.then(|| Self { kept: kept.into_iter().map(|witness| Kept { witness, boundary: true }).collect() })
     }
 
     /// All of them, lowest first.
     pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &Witness> + ExactSizeIterator {
-        self.kept.iter()
+        self.kept.iter().map(|kept| &kept.witness)
     }
 
     /// The highest one.
     pub(crate) fn newest(&self) -> Option<Witness> {
-        self.kept.last().copied()
+        self.kept.last().map(|kept| kept.witness)
     }
 
     /// The highest one with a sequence in `low..below`.
     pub(crate) fn newest_in(&self, low: u64, below: u64) -> Option<Witness> {
-        let end = self.kept.partition_point(|witness| witness.sequence() < below);
-        end.checked_sub(1).and_then(|index| self.kept.get(index)).copied().filter(|witness| witness.sequence() >= low)
+        let end = self.kept.partition_point(|kept| kept.witness.sequence() < below);
+        let newest = end.checked_sub(1).and_then(|index| self.kept.get(index)).map(|kept| kept.witness);
+        newest.filter(|witness| witness.sequence() >= low)
     }
 
-    /// Adds witnesses that were verified and thins out the older ones. A newer one of the same sequence replaces.
+    /// Adds the records of one flush, lowest first, which were verified, and thins out. A newer witness of a sequence
+    /// replaces the older.
     pub(crate) fn extend(&mut self, more: impl IntoIterator<Item = Witness>) {
         let mut sorted = true;
+        let before = self.kept.len();
         for witness in more {
-            sorted &= self.kept.last().is_none_or(|last| last.sequence() < witness.sequence());
-            self.kept.push(witness);
+            sorted &= self.kept.last().is_none_or(|last| last.witness.sequence() < witness.sequence());
+            self.kept.push(Kept { witness, boundary: false });
+        }
+        if self.kept.len() > before
+            && let Some(last) = self.kept.last_mut()
+        {
+            last.boundary = true;
         }
         if !sorted {
             // Stable: of one sequence the one that came last stays last, and is kept.
-            self.kept.sort_by_key(Witness::sequence);
+            self.kept.sort_by_key(|kept| kept.witness.sequence());
             self.kept.reverse();
-            self.kept.dedup_by_key(|witness| witness.sequence());
+            self.kept.dedup_by_key(|kept| kept.witness.sequence());
             self.kept.reverse();
         }
         self.thin();
@@ -80,26 +100,29 @@ impl Witnesses {
 
     /// Removes all whose sequence is above this one.
     pub(crate) fn cut_above(&mut self, sequence: u64) {
-        self.kept.retain(|witness| witness.sequence() <= sequence);
+        self.kept.retain(|kept| kept.witness.sequence() <= sequence);
     }
 
     /// Removes those for which this does not hold.
-    pub(crate) fn retain(&mut self, keep: impl FnMut(&Witness) -> bool) {
-        self.kept.retain(keep);
+    pub(crate) fn retain(&mut self, mut keep: impl FnMut(&Witness) -> bool) {
+        self.kept.retain(|kept| keep(&kept.witness));
     }
 
-    /// Keeps one in each quarter of each power of two of the distance from the newest: at most four per doubling.
+    /// Keeps the recent boundaries, and one in each half of each power of two of the distance from the newest.
     fn thin(&mut self) {
         let Some(newest) = self.newest() else { return };
+        let recent = self.kept.iter().rev().filter(|kept| kept.boundary).nth(BOUNDARIES - 1);
+        let recent = recent.map_or(0, |kept| kept.witness.sequence());
         let mut slot_before = None;
-        // The furthest of each: it is the next to grow old. Keeping the nearest would leave nothing to grow old at all.
-        self.kept.retain(|witness| {
-            let distance = newest.sequence() - witness.sequence();
+        self.kept.retain(|kept| {
+            let sequence = kept.witness.sequence();
+            let distance = newest.sequence() - sequence;
             let power = distance.checked_ilog2().unwrap_or(0);
-            let slot = (power, distance >> power.saturating_sub(2));
-            let keep = slot_before != Some(slot);
+            let slot = (power, distance >> power.saturating_sub(1));
+            // The furthest of each: it is the next to grow old. Keeping the nearest would leave nothing to grow old at all.
+            let first = slot_before != Some(slot);
             slot_before = Some(slot);
-            keep
+            first || (kept.boundary && sequence >= recent)
         });
     }
 }
@@ -126,7 +149,15 @@ mod tests {
         for flush in 0..1_000_u64 {
             witnesses.extend((1..=1_000).map(|n| witness(flush * 1_000 + n)));
         }
-        assert!(witnesses.iter().len() < 90, "{}", witnesses.iter().len());
+        assert!(witnesses.iter().len() < 170, "{}", witnesses.iter().len());
+        for flush in 1_000 - BOUNDARIES as u64..1_000 {
+            let boundary = (flush + 1) * 1_000;
+            assert_eq!(
+                witnesses.newest_in(0, boundary + 1),
+                Some(witness(boundary)),
+                "a fork exactly there costs nothing"
+            );
+        }
         let newest = 1_000_000;
         for distance in (0..newest).step_by(997) {
             let found = witnesses.newest_in(0, newest - distance + 1).map_or(0, |w| w.sequence());
