@@ -147,7 +147,7 @@ impl<D: Disk> Background<D> {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test may stop at a surprise")]
+    #![expect(clippy::unwrap_used, clippy::future_not_send, reason = "a test may stop at a surprise, on one thread")]
 
     use std::fs::File;
     use std::io;
@@ -238,7 +238,8 @@ mod tests {
     async fn an_opening_waits_for_the_save_that_was_dropped() {
         let dir = tempfile::tempdir().unwrap();
         let (mut slots, word) = dropped_half_way(dir.path()).await;
-        assert!(matches!(slots.save(1, "three".into()).await, Err(StoreError::Closed)));
+        let next = timeout(Duration::from_secs(5), slots.save(1, "three".into())).await;
+        assert!(matches!(next, Ok(Err(StoreError::Closed))));
         assert!(matches!(slots.set_aside().await, Err(StoreError::Closed)));
 
         let mut opening = Box::pin(slots.open());
