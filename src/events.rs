@@ -8,9 +8,12 @@ use crate::observer::ObserveError;
 use crate::skip::SkipRun;
 use crate::source::Source;
 
+/// The target of all events.
+const TARGET: &str = "replay_guard";
+
 pub(crate) fn opened(source: &Source, report: &OpenReport) {
     info!(
-        name: "replay_guard.opened",
+        name: "replay_guard.opened", target: TARGET,
         source = %source,
         state_id = %report.state_id,
         trust = ?report.trust,
@@ -24,7 +27,7 @@ pub(crate) fn opened(source: &Source, report: &OpenReport) {
 
 pub(crate) fn checkpoint_damaged(source: &Source, location: &str, damage: &str, set_aside: Option<&str>) {
     warn!(
-        name: "replay_guard.checkpoint_damaged",
+        name: "replay_guard.checkpoint_damaged", target: TARGET,
         source = %source,
         location,
         damage,
@@ -35,7 +38,7 @@ pub(crate) fn checkpoint_damaged(source: &Source, location: &str, damage: &str, 
 
 pub(crate) fn checkpoint_distrusted(source: &Source, through: u64) {
     warn!(
-        name: "replay_guard.checkpoint_distrusted",
+        name: "replay_guard.checkpoint_distrusted", target: TARGET,
         source = %source,
         through,
         "the stream contradicts the checkpoint: what lies above is written again"
@@ -44,7 +47,7 @@ pub(crate) fn checkpoint_distrusted(source: &Source, through: u64) {
 
 pub(crate) fn created_drifted(source: &Source, before: i64, now: i64) {
     info!(
-        name: "replay_guard.created_drifted",
+        name: "replay_guard.created_drifted", target: TARGET,
         source = %source,
         before,
         now,
@@ -54,7 +57,7 @@ pub(crate) fn created_drifted(source: &Source, before: i64, now: i64) {
 
 pub(crate) fn claims_recovered(source: &Source, claimed: usize, history: usize) {
     info!(
-        name: "replay_guard.claims_recovered",
+        name: "replay_guard.claims_recovered", target: TARGET,
         source = %source,
         claimed,
         history,
@@ -64,7 +67,7 @@ pub(crate) fn claims_recovered(source: &Source, claimed: usize, history: usize) 
 
 pub(crate) fn passed_by(source: &Source, first: u64, last: u64) {
     warn!(
-        name: "replay_guard.passed_by",
+        name: "replay_guard.passed_by", target: TARGET,
         source = %source,
         first,
         last,
@@ -74,7 +77,7 @@ pub(crate) fn passed_by(source: &Source, first: u64, last: u64) {
 
 pub(crate) fn rewind(source: &Source, first: u64) {
     info!(
-        name: "replay_guard.rewind",
+        name: "replay_guard.rewind", target: TARGET,
         source = %source,
         first,
         "archived messages come again: the server forgot, or an ack was lost"
@@ -83,7 +86,7 @@ pub(crate) fn rewind(source: &Source, first: u64) {
 
 pub(crate) fn skip_run(source: &Source, run: SkipRun) {
     info!(
-        name: "replay_guard.skip_run",
+        name: "replay_guard.skip_run", target: TARGET,
         source = %source,
         count = run.count,
         first = run.first,
@@ -94,7 +97,7 @@ pub(crate) fn skip_run(source: &Source, run: SkipRun) {
 
 pub(crate) fn fork(source: &Source, fork: &Fork) {
     warn!(
-        name: "replay_guard.fork",
+        name: "replay_guard.fork", target: TARGET,
         source = %source,
         at = fork.at,
         archived = ?fork.archived,
@@ -107,12 +110,12 @@ pub(crate) fn fork(source: &Source, fork: &Fork) {
 }
 
 pub(crate) fn move_required(source: &Source, to: u64) {
-    info!(name: "replay_guard.move_required", source = %source, to, "the consumer must be moved");
+    info!(name: "replay_guard.move_required", target: TARGET, source = %source, to, "the consumer must be moved");
 }
 
 pub(crate) fn unverified(source: &Source, held: usize, error: &ObserveError) {
     warn!(
-        name: "replay_guard.unverified",
+        name: "replay_guard.unverified", target: TARGET,
         source = %source,
         held,
         error = %error,
@@ -122,7 +125,7 @@ pub(crate) fn unverified(source: &Source, held: usize, error: &ObserveError) {
 
 pub(crate) fn by_time(source: &Source, last: u64) {
     info!(
-        name: "replay_guard.by_time",
+        name: "replay_guard.by_time", target: TARGET,
         source = %source,
         last,
         "the span's newest record is gone from the stream: it holds record by record"
@@ -131,7 +134,7 @@ pub(crate) fn by_time(source: &Source, last: u64) {
 
 pub(crate) fn gap_closed(source: &Source, first: u64, last: u64) {
     info!(
-        name: "replay_guard.gap_closed",
+        name: "replay_guard.gap_closed", target: TARGET,
         source = %source,
         first,
         last,
@@ -141,7 +144,7 @@ pub(crate) fn gap_closed(source: &Source, first: u64, last: u64) {
 
 pub(crate) fn spans_forgotten(source: &Source, count: usize, first: u64, last: u64) {
     warn!(
-        name: "replay_guard.spans_forgotten",
+        name: "replay_guard.spans_forgotten", target: TARGET,
         source = %source,
         count,
         first,
@@ -152,7 +155,7 @@ pub(crate) fn spans_forgotten(source: &Source, count: usize, first: u64, last: u
 
 pub(crate) fn rejected(source: &Source, sequence: u64, reason: &str) {
     warn!(
-        name: "replay_guard.rejected",
+        name: "replay_guard.rejected", target: TARGET,
         source = %source,
         sequence,
         reason,
@@ -162,7 +165,7 @@ pub(crate) fn rejected(source: &Source, sequence: u64, reason: &str) {
 
 pub(crate) fn ids_ignored(source: &Source, count: u64) {
     warn!(
-        name: "replay_guard.ids_ignored",
+        name: "replay_guard.ids_ignored", target: TARGET,
         source = %source,
         count,
         "the sink named records as durable that nobody waits for"
@@ -170,12 +173,12 @@ pub(crate) fn ids_ignored(source: &Source, count: u64) {
 }
 
 pub(crate) fn closed(source: &Source, why: &str) {
-    error!(name: "replay_guard.closed", source = %source, why, "the guard is closed");
+    error!(name: "replay_guard.closed", target: TARGET, source = %source, why, "the guard is closed");
 }
 
 pub(crate) fn replay_wanted(source: &Source, from: u64, last: u64) {
     warn!(
-        name: "replay_guard.replay_wanted",
+        name: "replay_guard.replay_wanted", target: TARGET,
         source = %source,
         from,
         last,
@@ -185,32 +188,32 @@ pub(crate) fn replay_wanted(source: &Source, from: u64, last: u64) {
 
 pub(crate) fn retry(source: &Source, what: &str, why: &str, wait: std::time::Duration) {
     let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
-    warn!(name: "replay_guard.retry", source = %source, what, why, wait_ms, "trying again");
+    warn!(name: "replay_guard.retry", target: TARGET, source = %source, what, why, wait_ms, "trying again");
 }
 
 pub(crate) fn setting(source: &Source, consumer: &str, setting: &str) {
-    warn!(name: "replay_guard.setting", source = %source, consumer, setting, "a setting that works, and not well");
+    warn!(name: "replay_guard.setting", target: TARGET, source = %source, consumer, setting, "a setting that works, and not well");
 }
 
 pub(crate) fn session_began(source: &Source, consumer: &str, floor: u64) {
-    info!(name: "replay_guard.session_began", source = %source, consumer, floor, "a session began");
+    info!(name: "replay_guard.session_began", target: TARGET, source = %source, consumer, floor, "a session began");
 }
 
 pub(crate) fn session_ended(source: &Source, why: &str) {
-    info!(name: "replay_guard.session_ended", source = %source, why, "a session ended");
+    info!(name: "replay_guard.session_ended", target: TARGET, source = %source, why, "a session ended");
 }
 
 pub(crate) fn consumer_made(source: &Source, consumer: &str, from: u64) {
-    warn!(name: "replay_guard.consumer_made", source = %source, consumer, from, "the consumer was missing and was made");
+    warn!(name: "replay_guard.consumer_made", target: TARGET, source = %source, consumer, from, "the consumer was missing and was made");
 }
 
 pub(crate) fn consumer_moved(source: &Source, consumer: &str, to: u64) {
-    warn!(name: "replay_guard.consumer_moved", source = %source, consumer, to, "the consumer was moved");
+    warn!(name: "replay_guard.consumer_moved", target: TARGET, source = %source, consumer, to, "the consumer was moved");
 }
 
 pub(crate) fn passed_over(source: &Source, consumer: &str, sequence: u64) {
     warn!(
-        name: "replay_guard.passed_over",
+        name: "replay_guard.passed_over", target: TARGET,
         source = %source,
         consumer,
         sequence,
@@ -220,7 +223,7 @@ pub(crate) fn passed_over(source: &Source, consumer: &str, sequence: u64) {
 
 pub(crate) fn acks_dropped(source: &Source, count: usize) {
     info!(
-        name: "replay_guard.acks_dropped",
+        name: "replay_guard.acks_dropped", target: TARGET,
         source = %source,
         count,
         "acks were not sent: the messages come again and are skipped"

@@ -1,4 +1,4 @@
-//! replay-guard
+#![doc = include_str!("../README.md")]
 
 mod checkpoint;
 mod claim;
@@ -8,7 +8,7 @@ mod events;
 mod guard;
 pub mod jetstream;
 mod ledger;
-
+mod memory_stream;
 mod observer;
 mod record;
 mod sink;
@@ -17,6 +17,18 @@ mod source;
 mod store;
 mod trust;
 mod witness;
+
+#[cfg(doc)]
+pub mod docs {
+    //! Long texts.
+
+    #[doc = include_str!("docs/events.md")]
+    pub mod events {}
+    #[doc = include_str!("docs/format.md")]
+    pub mod format {}
+    #[doc = include_str!("docs/guarantees.md")]
+    pub mod guarantees {}
+}
 
 pub use async_nats;
 pub use checkpoint::{DecodeError, EncodeError, StateId, Totals};
@@ -27,6 +39,7 @@ pub use guard::{
     ConsumerPosition, Counters, Fork, Guard, Offer, OnDamage, OpenReport, Opening, Origin, Permits, Placement, Trust,
 };
 pub use jetstream::{Driver, DriverBuilder, DriverError, Ended, Start, StartError, Status};
+pub use memory_stream::MemoryStream;
 pub use observer::{ObserveError, Observer, Reading, StreamView};
 pub use record::{Record, RecordId};
 pub use sink::{BoxSink, BoxSinkError, Durable, Flush, Reason, Recovered, Sink, Written};
