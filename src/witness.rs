@@ -32,7 +32,7 @@ impl Witness {
 }
 
 /// How many flush boundaries are kept before they are thinned out.
-const BOUNDARIES: usize = 128;
+const BOUNDARIES: usize = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Kept {
@@ -108,7 +108,7 @@ impl Witnesses {
         self.kept.retain(|kept| keep(&kept.witness));
     }
 
-    /// Keeps the recent boundaries, and one in each half of each power of two of the distance from the newest.
+    /// Keeps the recent boundaries, and one in each eighth of each power of two of the distance from the newest.
     fn thin(&mut self) {
         let Some(newest) = self.newest() else { return };
         let recent = self.kept.iter().rev().filter(|kept| kept.boundary).nth(BOUNDARIES - 1);
@@ -118,7 +118,7 @@ impl Witnesses {
             let sequence = kept.witness.sequence();
             let distance = newest.sequence() - sequence;
             let power = distance.checked_ilog2().unwrap_or(0);
-            let slot = (power, distance >> power.saturating_sub(1));
+            let slot = (power, distance >> power.saturating_sub(3));
             // The furthest of each: it is the next to grow old. Keeping the nearest would leave nothing to grow old at all.
             let first = slot_before != Some(slot);
             slot_before = Some(slot);
@@ -149,7 +149,7 @@ mod tests {
         for flush in 0..1_000_u64 {
             witnesses.extend((1..=1_000).map(|n| witness(flush * 1_000 + n)));
         }
-        assert!(witnesses.iter().len() < 170, "{}", witnesses.iter().len());
+        assert!(witnesses.iter().len() < 256 + 8 * 20, "{}", witnesses.iter().len());
         for flush in 1_000 - BOUNDARIES as u64..1_000 {
             let boundary = (flush + 1) * 1_000;
             assert_eq!(
@@ -162,7 +162,8 @@ mod tests {
         for distance in (0..newest).step_by(997) {
             let found = witnesses.newest_in(0, newest - distance + 1).map_or(0, |w| w.sequence());
             let further = newest - found;
-            assert!(further <= distance * 2 + 8, "fork at distance {distance} goes back to {further}");
+            let bound = (distance + distance / 2).max(distance + 1_000);
+            assert!(further <= bound, "fork at distance {distance} goes back to {further}");
         }
     }
 

@@ -32,7 +32,7 @@ use crate::failure::Failure;
 #[tokio::main]
 async fn main() -> ExitCode {
     let ended = match Cli::parse().command {
-        Command::Archive(settings) => archive::main(*settings).await,
+        Command::Archive(settings) => Box::pin(archive::main(*settings)).await,
         Command::Demo(settings) => demo::main(settings).await.map_err(Failure::Fatal),
     };
     match ended {

@@ -48,7 +48,7 @@ impl DriverError {
     /// Whether somebody has to change something: a setting, a permission, a directory. Trying again does not help.
     pub fn is_setting(&self) -> bool {
         match self {
-            Self::Open(OpenError::Store(StoreError::Io { .. } | StoreError::Locked { .. })) => true,
+            Self::Open(OpenError::Store(StoreError::Io { .. } | StoreError::Locked { .. })) | Self::Start(_) => true,
             Self::Open(OpenError::Observe(error)) => {
                 matches!(error, ObserveError::NoStream { .. } | ObserveError::Denied { .. })
             }
@@ -57,7 +57,6 @@ impl DriverError {
             }
             Self::Guard(error) => matches!(error, GuardError::Observe(_)),
             Self::Consumer(error) => !error.is_retriable() || matches!(error, ConsumerError::NoStream { .. }),
-            Self::Start(_) => true,
             Self::Factory(_) => false,
         }
     }

@@ -145,15 +145,9 @@ impl Pull {
 
     async fn ask(&mut self) -> Result<(), SessionEnd> {
         let (messages, bytes) = if self.large { (1, None) } else { (self.batch.messages, Some(self.batch.bytes)) };
-        let mut request = format!(
-            r#"{{"batch":{messages},"expires":{},"idle_heartbeat":{}"#,
-            EXPIRES.as_nanos(),
-            HEARTBEAT.as_nanos()
-        );
-        if let Some(bytes) = bytes {
-            request.push_str(&format!(r#","max_bytes":{bytes}"#));
-        }
-        request.push('}');
+        let (expires, heartbeat) = (EXPIRES.as_nanos(), HEARTBEAT.as_nanos());
+        let limit = bytes.map(|bytes| format!(r#","max_bytes":{bytes}"#)).unwrap_or_default();
+        let request = format!(r#"{{"batch":{messages},"expires":{expires},"idle_heartbeat":{heartbeat}{limit}}}"#);
         self.client
             .publish_with_reply(self.subject.clone(), self.inbox.clone(), Bytes::from(request))
             .await

@@ -391,9 +391,9 @@ impl<S: Sink + 'static> Driver<S> {
             }
             count
         };
-        let sent = timeout(SEND_DEADLINE, send).await.unwrap_or(0);
-        if sent < count {
-            events::acks_dropped(&self.source, count - sent);
+        let done = timeout(SEND_DEADLINE, send).await.unwrap_or(0);
+        if done < count {
+            events::acks_dropped(&self.source, count - done);
         }
     }
 

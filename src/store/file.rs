@@ -147,7 +147,7 @@ impl<D: Disk> Background<D> {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, clippy::future_not_send, reason = "a test may stop at a surprise, on one thread")]
+    #![expect(clippy::future_not_send, reason = "a test on one thread")]
 
     use std::fs::File;
     use std::io;

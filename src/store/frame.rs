@@ -127,7 +127,6 @@ fn take<const N: usize>(rest: &mut &[u8]) -> [u8; N] {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test may stop at a surprise")]
 
     use super::*;
 

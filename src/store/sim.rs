@@ -1,12 +1,7 @@
 //! A disk that forgets: what was not synced is lost or torn when the power goes, and a process can be killed at every
 //! operation. The store must give back the last state it promised, or the one it was just saving.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::cast_possible_truncation,
-    reason = "a test may stop at a surprise"
-)]
+#![expect(clippy::cast_possible_truncation, reason = "sizes of a few kilobytes")]
 
 use std::collections::BTreeMap;
 use std::io;
