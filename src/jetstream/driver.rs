@@ -2,7 +2,6 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::time::Duration;
 
 use async_nats::jetstream::Context;
 use async_nats::jetstream::consumer::Config;
@@ -159,7 +158,7 @@ impl<S: Sink + 'static> Driver<S> {
         let window = i64::try_from(builder.flush.count.saturating_mul(2)).unwrap_or(i64::MAX).max(1_000);
         let config = config.unwrap_or_else(|| consumer.default_config(window));
         // The server may be away: nothing is opened, and no sink is made, before it answers.
-        let mut backoff = Backoff::new();
+        let mut backoff = Backoff::new(Backoff::seed());
         while let Err(error) = observer.stream().await {
             if !error.is_retriable() || matches!(error, ObserveError::NoStream { .. }) {
                 return Err(OpenError::Observe(error).into());
@@ -217,7 +216,7 @@ impl<S: Sink + 'static> Driver<S> {
     /// the last flush made durable without a checkpoint is written again.
     pub async fn run_until(mut self, stop: impl Future<Output = ()> + Send) -> Result<Ended, DriverError> {
         let mut stop = Stop { future: Box::pin(stop), came: false };
-        let mut backoff = Backoff::new();
+        let mut backoff = Backoff::new(Backoff::seed());
         loop {
             let before = self.guard.counters().archived;
             match self.serve(&mut stop).await {
@@ -393,6 +392,3 @@ impl Opener<'_> {
         Ok((guard, config))
     }
 }
-
-/// How long a session start waits between two looks at a consumer that seems to have passed over a message.
-pub(super) const SECOND_LOOK: Duration = Duration::from_millis(300);

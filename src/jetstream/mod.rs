@@ -12,6 +12,7 @@ mod driver;
 mod error;
 mod observe;
 mod pace;
+mod plan;
 mod position;
 mod pull;
 mod resume;

@@ -71,9 +71,15 @@ impl Backoff {
     const FIRST: Duration = Duration::from_millis(100);
     const LAST: Duration = Duration::from_secs(10);
 
-    pub(crate) fn new() -> Self {
+    /// The seed makes the jitter.
+    pub(crate) const fn new(seed: u64) -> Self {
+        Self { next: Self::FIRST, random: seed | 1 }
+    }
+
+    /// A seed of its own for each. The standard library's hasher keys come from the system's randomness.
+    pub(crate) fn seed() -> u64 {
         use std::hash::{BuildHasher as _, RandomState};
-        Self { next: Self::FIRST, random: RandomState::new().hash_one(std::process::id()) | 1 }
+        RandomState::new().hash_one(std::process::id())
     }
 
     /// It worked: the next wait is short again.
@@ -137,7 +143,7 @@ mod tests {
 
     #[test]
     fn waits_grow_to_a_bound_and_are_never_zero() {
-        let mut backoff = Backoff::new();
+        let mut backoff = Backoff::new(7);
         let waits: Vec<Duration> = (0..20).map(|_| backoff.wait()).collect();
         assert!(waits.iter().all(|wait| *wait >= Backoff::FIRST / 2 && *wait <= Backoff::LAST), "{waits:?}");
         assert!(waits.last() >= Some(&(Backoff::LAST / 2)));

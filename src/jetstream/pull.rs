@@ -81,7 +81,7 @@ impl Pull {
             client.subscribe(inbox.clone()).await.map_err(|error| SessionEnd::Server(error.to_string()))?;
         let subject = format!("{prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer}");
         let now = Instant::now();
-        let backoff = Backoff::new();
+        let backoff = Backoff::new(Backoff::seed());
         Ok(Self {
             client,
             subscriber,

@@ -1,30 +1,30 @@
-//! One guard's life in a driver: session after session, until the wish to stop or a failure.
+//! Executes the plan: asks the server, calls the guard, sends acks. Decides nothing.
 
 use std::future::Future;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use async_nats::Message;
 use async_nats::connection::State;
-use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy};
-use std::sync::atomic::Ordering;
-use tokio::time::{Instant, MissedTickBehavior, interval, interval_at, sleep, sleep_until, timeout};
+use async_nats::jetstream::Context;
+use async_nats::{Client, Message, Subject};
+use futures_util::FutureExt as _;
+use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, sleep_until, timeout};
 
 use super::ack::{Answer, Delivery, detached};
-use super::driver::{Driver, DriverError, SECOND_LOOK, Stop};
-use super::pace::{Backoff, Limits, Pace};
-use super::position::Position;
+use super::driver::{Driver, DriverError, Stop};
+use super::error::ConsumerError;
+use super::pace::{Backoff, Limits};
+use super::plan::{Action, Connection, Note, Plan, Taken};
 use super::pull::{Batch, Pull};
-use super::session::{Chain, SessionEnd, Window};
-use super::settings;
+use super::session::SessionEnd;
 use crate::error::GuardError;
 use crate::events;
-use crate::guard::{ConsumerPosition, Offer, Permits, Placement};
+use crate::guard::Offer;
 use crate::record::Record;
-use crate::sink::{Reason, Sink};
+use crate::sink::Sink;
+use crate::source::Source;
 
-/// How often the newest witness is read back and the consumer's position is compared with the floor.
-const CHECK_EVERY: Duration = Duration::from_secs(60);
-/// How often the connection is looked at; costs no request.
+/// How often the connection is looked at while there is nothing to do; costs no request.
 const WATCH_EVERY: Duration = Duration::from_millis(100);
 /// How long sending acks may take when the connection does not take them.
 const SEND_DEADLINE: Duration = Duration::from_secs(2);
@@ -33,445 +33,282 @@ const BATCH: u64 = 10_000;
 /// The least bytes one pull asks for, so that a small flush size does not make every message one pull.
 const BATCH_BYTES: u64 = 1024 * 1024;
 
-/// What a session needs.
-struct Session {
-    pull: Pull,
-    chain: Chain,
-    window: Window,
-    pace: Pace,
-    /// The connection it began on.
-    connects: u64,
-    ack_all: bool,
-    ack_deadline: Duration,
+/// What the plan is executed with.
+struct Run {
+    plan: Plan,
+    pull: Option<Pull>,
     began: Instant,
-    remaining: u64,
 }
 
-/// Why a session's loop was left.
-enum Left {
-    /// The next session is to begin.
-    Ended(SessionEnd),
-    /// The consumer is to be moved first.
-    Move(u64),
-    /// The wish to stop came, and everything that could be flushed was.
-    Stopped { unverified: usize },
-}
+impl Run {
+    fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
 
-/// How a session start went.
-enum Began {
-    Session(Box<Session>),
-    Again,
-    Move(u64),
+    /// The value; nothing, and a note to the plan, for a failure that may pass; any other failure.
+    fn passes<T>(&mut self, what: &'static str, outcome: Result<T, ConsumerError>) -> Result<Option<T>, DriverError> {
+        match outcome {
+            Ok(value) => Ok(Some(value)),
+            Err(error) if error.is_retriable() => {
+                let now = self.now();
+                self.plan.failed(what, error.to_string(), now);
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
 }
 
 impl<S: Sink + 'static> Driver<S> {
-    /// Runs sessions until the wish to stop. Returns how many records are left with the sink without a checkpoint.
+    /// Runs one guard until the wish to stop. Returns how many records are left with the sink without a checkpoint.
     pub(super) async fn serve<F: Future<Output = ()>>(&mut self, stop: &mut Stop<F>) -> Result<usize, DriverError> {
-        let mut backoff = Backoff::new();
+        let limits = Limits { count: self.flush.count, bytes: self.flush.bytes, age: self.flush.age, window: None };
+        let mark = self.guard.state_id().to_string();
+        let plan = Plan::new(limits, mark, self.guard.move_pending(), self.guard.floor(), Backoff::seed());
+        let mut run = Run { plan, pull: None, began: Instant::now() };
         loop {
             if stop.came() {
+                run.plan.stop();
+            }
+            let connection = connection(&self.context.client());
+            let action = run.plan.next(run.now(), connection);
+            self.tell(&mut run.plan);
+            if matches!(action, Action::End) {
                 return Ok(self.guard.pending());
             }
-            if let Some(to) = self.guard.move_pending()
-                && !self.move_consumer(to, stop).await?
-            {
-                continue;
-            }
-            while self.context.client().connection_state() != State::Connected && !stop.came() {
+            if run.plan.is_starting() {
+                run.pull = None;
+                // Nothing is lost by cutting this off: what was not acked is delivered again.
                 tokio::select! {
+                    biased;
                     () = stop.wait() => {}
-                    () = sleep(WATCH_EVERY) => {}
+                    done = self.start(&mut run, action, connection) => done?,
                 }
-            }
-            let began = tokio::select! {
-                () = stop.wait() => return Ok(self.guard.pending()),
-                began = self.begin() => began,
-            };
-            let left = match began {
-                Ok(Began::Session(session)) => {
-                    backoff.reset();
-                    self.session(*session, stop).await?
-                }
-                Ok(Began::Move(to)) => Left::Move(to),
-                Ok(Began::Again) => {
-                    self.pause(&mut backoff, "session", "the stream could not be asked", stop).await;
-                    continue;
-                }
-                Err(DriverError::Consumer(error)) if error.is_retriable() => {
-                    self.pause(&mut backoff, "session", &error.to_string(), stop).await;
-                    continue;
-                }
-                Err(error) => return Err(error),
-            };
-            match left {
-                Left::Stopped { unverified } => return Ok(unverified),
-                Left::Ended(end) => {
-                    events::session_ended(&self.source, &end.to_string());
-                    // A server that ends every session at once must not be asked in a tight loop.
-                    if matches!(end, SessionEnd::Server(_)) {
-                        self.pause(&mut backoff, "session", &end.to_string(), stop).await;
-                    }
-                }
-                Left::Move(to) => _ = self.move_consumer(to, stop).await?,
+            } else {
+                self.go_on(&mut run, action, stop).await?;
             }
         }
     }
 
-    async fn pause<F: Future<Output = ()>>(
-        &mut self,
-        backoff: &mut Backoff,
-        what: &str,
-        why: &str,
-        stop: &mut Stop<F>,
-    ) {
-        let wait = backoff.wait();
-        events::retry(&self.source, what, why, wait);
-        tokio::select! {
-            () = stop.wait() => {}
-            () = sleep(wait) => {}
+    fn tell(&self, plan: &mut Plan) {
+        for note in plan.notes() {
+            let (source, consumer) = (&self.source, self.consumer.name());
+            match note {
+                Note::SessionBegan { floor } => {
+                    events::session_began(source, consumer, floor);
+                    self.publish(plan.remaining(), 1);
+                }
+                Note::SessionEnded(why) => events::session_ended(source, &why),
+                Note::Retry { what, why, wait } => events::retry(source, what, &why, wait),
+                Note::PassedOver(sequence) => events::passed_over(source, consumer, sequence),
+            }
         }
     }
 
-    /// Moves the consumer, trying until it is done. False if the wish to stop came first.
-    async fn move_consumer<F: Future<Output = ()>>(
-        &mut self,
-        to: u64,
-        stop: &mut Stop<F>,
-    ) -> Result<bool, DriverError> {
+    /// What leads to a session.
+    async fn start(&mut self, run: &mut Run, action: Action, connection: Connection) -> Result<(), DriverError> {
         let mark = self.guard.state_id().to_string();
-        let mut backoff = Backoff::new();
-        loop {
-            let moved = tokio::select! {
-                () = stop.wait() => return Ok(false),
-                moved = self.consumer.move_to(to, &self.config, &mark) => moved,
-            };
-            match moved {
-                Ok(moved) => {
+        match action {
+            Action::Connect => sleep(WATCH_EVERY).await,
+            Action::Wait(until) => sleep_until(run.began + until).await,
+            Action::Begin => {
+                let permits = self.guard.begin_session().await?;
+                run.plan.began(&permits, connection, run.now());
+            }
+            Action::Find => {
+                let found = self.consumer.find().await;
+                if let Some(position) = run.passes("find", found)? {
+                    run.plan.found(position, run.now());
+                }
+            }
+            Action::Mark => {
+                let marked = self.consumer.mark(&mark).await;
+                if let Some(position) = run.passes("mark", marked)? {
+                    run.plan.found(Some(position), run.now());
+                }
+            }
+            Action::Make(from) => {
+                let made = self.consumer.create(&self.config, from, &mark).await;
+                if let Some(made) = run.passes("make", made)? {
+                    events::consumer_made(&self.source, self.consumer.name(), made.to);
+                    self.config = made.position.config.clone();
+                    run.plan.made(made);
+                }
+            }
+            Action::Move(to) => {
+                let moved = self.consumer.move_to(to, &self.config, &mark).await;
+                if let Some(moved) = run.passes("move", moved)? {
                     events::consumer_moved(&self.source, self.consumer.name(), moved.to);
                     self.config = moved.position.config;
                     self.guard.moved();
-                    return Ok(true);
+                    run.plan.moved();
                 }
-                Err(error) if error.is_retriable() => {
-                    self.pause(&mut backoff, "move", &error.to_string(), stop).await;
-                }
-                Err(error) => return Err(error.into()),
             }
-        }
-    }
-
-    fn connects(&self) -> u64 {
-        self.context.client().statistics().connects.load(Ordering::Relaxed)
-    }
-
-    fn connected(&self, connects: u64) -> bool {
-        is_current(&self.context.client(), connects)
-    }
-
-    /// Begins a session: the guard verifies, the consumer is made where it is missing and looked at.
-    async fn begin(&mut self) -> Result<Began, DriverError> {
-        let client = self.context.client();
-        let connects = self.connects();
-        let permits = self.guard.begin_session().await?;
-        if let Some(to) = permits.move_to() {
-            return Ok(Began::Move(to));
-        }
-        if permits.unknown().is_some() {
-            return Ok(Began::Again);
-        }
-        let mark = self.guard.state_id().to_string();
-        let (position, start) = match self.consumer.find().await? {
-            Some(position) if position.mark() != Some(mark.as_str()) => (self.consumer.mark(&mark).await?, None),
-            Some(position) => (position, None),
-            None => {
-                let from = self.guard.floor().saturating_add(1);
-                let made = self.consumer.create(&self.config, from, &mark).await?;
-                events::consumer_made(&self.source, self.consumer.name(), made.to);
-                (made.position, Some(made.to.saturating_sub(1)))
+            Action::Look(position) => {
+                let placement = self.guard.check(position).await?;
+                run.plan.looked(&placement, run.now());
             }
-        };
-        // A consumer that never delivered anything begins where it says it stands.
-        let fresh = position.deliveries == 0 && position.ack_pending == 0;
-        let start = start.or_else(|| fresh.then_some(position.delivered));
-        match self.look(&position).await? {
-            Look::Fine => {}
-            Look::Again => return Ok(Began::Again),
-            Look::Move(to) => return Ok(Began::Move(to)),
-            Look::PassedOver(sequence) => {
-                sleep(SECOND_LOOK).await;
-                let Some(position) = self.consumer.find().await? else { return Ok(Began::Again) };
-                match self.look(&position).await? {
-                    Look::PassedOver(again) if again == sequence => {
-                        events::passed_over(&self.source, self.consumer.name(), sequence);
-                        return Ok(Began::Move(sequence));
+            Action::Subscribe => {
+                let batch = Batch {
+                    messages: usize::try_from(self.flush.count.clamp(1, BATCH)).unwrap_or(1),
+                    bytes: usize::try_from(self.flush.bytes.max(BATCH_BYTES)).unwrap_or(usize::MAX),
+                };
+                let prefix =
+                    self.source.domain().map_or_else(|| "$JS.API".to_owned(), |domain| format!("$JS.{domain}.API"));
+                let client = self.context.client();
+                match Pull::new(client, &prefix, self.source.stream(), self.consumer.name(), batch).await {
+                    Ok(pull) => {
+                        run.pull = Some(pull);
+                        run.plan.subscribed(run.now());
                     }
-                    Look::Move(to) => return Ok(Began::Move(to)),
-                    Look::Fine => {}
-                    Look::Again | Look::PassedOver(_) => return Ok(Began::Again),
+                    Err(end) => run.plan.ended(&end, run.now()),
                 }
             }
+            Action::Pull(_) | Action::Flush(_) | Action::Answer(_) | Action::End => {}
         }
-        self.config = position.config;
-        let config = &self.config;
-        let window = u64::try_from(config.max_ack_pending).ok().filter(|window| *window > 0);
-        let limits = Limits { count: self.flush.count, bytes: self.flush.bytes, age: self.flush.age, window };
-        let batch = Batch {
-            messages: usize::try_from(self.flush.count.clamp(1, BATCH)).unwrap_or(1),
-            bytes: usize::try_from(self.flush.bytes.max(BATCH_BYTES)).unwrap_or(usize::MAX),
-        };
-        let dense = !matches!(config.deliver_policy, DeliverPolicy::LastPerSubject);
-        let prefix = api_prefix(self.source.domain());
-        let pull = Pull::new(client, &prefix, self.source.stream(), self.consumer.name(), batch).await;
-        let Ok(pull) = pull else { return Ok(Began::Again) };
-        self.publish(position.pending, 1);
-        events::session_began(&self.source, self.consumer.name(), self.guard.floor());
-        Ok(Began::Session(Box::new(Session {
-            pull,
-            chain: Chain::new(dense, start),
-            window: Window::default(),
-            pace: Pace::new(limits),
-            connects,
-            ack_all: matches!(config.ack_policy, AckPolicy::All),
-            ack_deadline: settings::ack_deadline(config),
-            began: Instant::now(),
-            remaining: position.pending,
-        })))
+        Ok(())
     }
 
-    /// Compares the consumer's position with what is archived.
-    async fn look(&mut self, position: &Position) -> Result<Look, DriverError> {
-        // With nothing pending the server will not deliver at or below its position again, whatever floor it shows.
-        let place = ConsumerPosition::new(position.delivered, position.stands_at());
-        Ok(match self.guard.check(place).await? {
-            Placement::Stands => Look::Fine,
-            Placement::PassedOver(sequence) => Look::PassedOver(sequence),
-            Placement::Beyond { to } => Look::Move(to),
-            Placement::Fork(permits) => permits.move_to().map_or(Look::Again, Look::Move),
-            Placement::Unknown(_) => Look::Again,
-        })
-    }
-
-    /// One session's loop.
-    async fn session<F: Future<Output = ()>>(
+    /// What happens in a session. Never cut off: the guard would be closed.
+    async fn go_on<F: Future<Output = ()>>(
         &mut self,
-        mut session: Session,
+        run: &mut Run,
+        action: Action,
         stop: &mut Stop<F>,
-    ) -> Result<Left, DriverError> {
-        let half = (session.ack_deadline / 2).max(Duration::from_millis(10));
-        // Twice within an ack deadline, and once more for the way to the server.
-        let mut keep_alive = interval_at(Instant::now() + half / 2, half / 2);
-        keep_alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut check = interval_at(Instant::now() + CHECK_EVERY, CHECK_EVERY);
-        check.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        // A lost connection is silent: the subscription is kept, and what was asked for never comes.
-        let mut watch = interval(WATCH_EVERY);
-        watch.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut retry = Backoff::new();
-        let mut blocked: Option<Instant> = None;
-        let mut suspect = None;
-        loop {
-            let due = session.pace.due(session.window.len() as u64, session.began.elapsed());
-            if blocked.is_none()
-                && let Some(reason) = due
-            {
-                match self.flush(&mut session, reason).await? {
-                    Flushed::Permitted => retry.reset(),
-                    Flushed::Move(to) => return Ok(Left::Move(to)),
-                    Flushed::Unknown => blocked = Some(Instant::now() + retry.wait()),
-                }
-                if !self.connected(session.connects) {
-                    return Ok(Left::Ended(SessionEnd::Reconnected));
-                }
-                continue;
-            }
-            let deadline = blocked.or_else(|| session.pace.deadline().map(|age| session.began + age));
-            tokio::select! {
-                biased;
-                () = stop.wait() => return self.wind_up(&mut session).await,
-                _ = keep_alive.tick() => progress(&self.context.client(), &mut session).await,
-                _ = watch.tick() => {
-                    if !self.connected(session.connects) {
-                        return Ok(Left::Ended(SessionEnd::Reconnected));
-                    }
-                }
-                () = sleep_until(deadline.unwrap_or_else(|| session.began + CHECK_EVERY)), if deadline.is_some() => {
-                    blocked = None;
-                }
-                _ = check.tick() => {
-                    let position = match self.consumer.find().await {
-                        Ok(Some(position)) => position,
-                        Ok(None) => return Ok(Left::Ended(SessionEnd::Server("the consumer is gone".to_owned()))),
-                        Err(error) if error.is_retriable() => continue,
-                        Err(error) => return Err(error.into()),
-                    };
-                    let seen = suspect.take();
-                    match self.look(&position).await? {
-                        Look::Fine | Look::Again => {}
-                        Look::Move(to) => return Ok(Left::Move(to)),
-                        Look::PassedOver(sequence) if seen == Some(sequence) => {
-                            events::passed_over(&self.source, self.consumer.name(), sequence);
-                            return Ok(Left::Move(sequence));
-                        }
-                        Look::PassedOver(sequence) => {
-                            suspect = Some(sequence);
-                            check.reset_after(SECOND_LOOK);
-                        }
-                    }
-                }
-                message = session.pull.next(), if blocked.is_none() => {
-                    // Read after the message was taken: what was buffered before a reconnect is thrown away with it.
-                    if !self.connected(session.connects) {
-                        return Ok(Left::Ended(SessionEnd::Reconnected));
-                    }
-                    let message = match message {
-                        Ok(message) => message,
-                        Err(end) => return Ok(Left::Ended(end)),
-                    };
-                    if let Err(end) = self.take(&mut session, message).await? {
-                        return Ok(Left::Ended(end));
-                    }
+    ) -> Result<(), DriverError> {
+        match action {
+            Action::Pull(until) => {
+                let until = (run.began + until).min(Instant::now() + WATCH_EVERY);
+                let Some(pull) = &mut run.pull else {
+                    run.plan.ended(&SessionEnd::Server("nothing is subscribed to".to_owned()), run.now());
+                    return Ok(());
+                };
+                let message = tokio::select! {
+                    biased;
+                    () = stop.wait() => return Ok(()),
+                    message = pull.next() => message,
+                    () = sleep_until(until) => return Ok(()),
+                };
+                match message {
+                    Ok(message) => self.take(run, message).await?,
+                    Err(end) => run.plan.ended(&end, run.now()),
                 }
             }
+            Action::Wait(until) => {
+                let until = (run.began + until).min(Instant::now() + WATCH_EVERY);
+                tokio::select! {
+                    () = stop.wait() => {}
+                    () = sleep_until(until) => {}
+                }
+            }
+            Action::Flush(reason) => {
+                let flushed = alive(&self.context, &self.source, self.guard.flush(reason), &mut run.plan).await?;
+                run.plan.flushed(&flushed, run.now());
+                self.publish(run.plan.remaining(), 0);
+            }
+            Action::Answer(answers) => {
+                let client = self.context.client();
+                let count = answers.len();
+                let dropped = send(&client, &run.plan, answers).await;
+                if dropped > 0 {
+                    events::acks_dropped(&self.source, dropped);
+                }
+                // Acks that only wait in the client would be lost with the process.
+                if stop.came() && dropped == 0 && !matches!(timeout(SEND_DEADLINE, client.flush()).await, Ok(Ok(()))) {
+                    events::acks_dropped(&self.source, count);
+                }
+                run.plan.answered();
+            }
+            Action::Find => {
+                let found = self.consumer.find().await;
+                if let Some(position) = run.passes("find", found)? {
+                    run.plan.found(position, run.now());
+                }
+            }
+            Action::Look(position) => {
+                let looked = alive(&self.context, &self.source, self.guard.check(position), &mut run.plan).await?;
+                run.plan.looked(&looked, run.now());
+            }
+            Action::Connect
+            | Action::Begin
+            | Action::Make(_)
+            | Action::Mark
+            | Action::Subscribe
+            | Action::Move(_)
+            | Action::End => {}
         }
+        Ok(())
     }
 
     /// Offers one message.
-    async fn take(&mut self, session: &mut Session, message: Message) -> Result<Result<(), SessionEnd>, DriverError> {
-        let Some(reply) = &message.reply else {
-            return Ok(Err(SessionEnd::Server("a message without a reply subject came".to_owned())));
+    async fn take(&mut self, run: &mut Run, message: Message) -> Result<(), DriverError> {
+        let now = run.now();
+        let Some((reply, delivery)) = message.reply.as_ref().and_then(|reply| Some((reply, Delivery::parse(reply)?)))
+        else {
+            let reply = message.reply.as_deref().unwrap_or("none").to_owned();
+            run.plan.ended(&SessionEnd::Server(format!("a message came with reply subject {reply}")), now);
+            return Ok(());
         };
-        let Some(delivery) = Delivery::parse(reply) else {
-            return Ok(Err(SessionEnd::Server(format!("{reply} is no ack subject"))));
-        };
-        let follows = match session.chain.take(&delivery) {
-            Ok(follows) => follows,
-            Err(end) => return Ok(Err(end)),
-        };
-        if let Err(end) = session.window.add(delivery.id, detached(reply)) {
-            return Ok(Err(end));
-        }
-        session.remaining = delivery.remaining;
+        // Read after the message was taken.
+        let connection = connection(&self.context.client());
+        let taken = run.plan.delivered(&delivery, detached(reply), connection, now);
+        let Taken::Offer { follows } = taken else { return Ok(()) };
         let bytes = message.payload.len() as u64;
         let record = Record::new(delivery.id.sequence, delivery.id.published, message.subject, message.payload)
             .with_headers(message.headers.unwrap_or_default());
-        let offered = alive(&self.source, self.guard.offer(record, follows), session, &self.context).await;
-        let full = match offered {
-            Ok(offer) => offer == Offer::Full,
-            Err(error) => return Err(error.into()),
-        };
-        session.pace.offered(bytes, full, session.began.elapsed());
-        Ok(Ok(()))
-    }
-
-    async fn flush(&mut self, session: &mut Session, reason: Reason) -> Result<Flushed, DriverError> {
-        let permits = alive(&self.source, self.guard.flush(reason), session, &self.context).await?;
-        if let Some(to) = permits.move_to() {
-            return Ok(Flushed::Move(to));
-        }
-        if permits.unknown().is_some() {
-            return Ok(Flushed::Unknown);
-        }
-        session.pace.flushed();
-        self.ack(session, &permits).await;
-        self.publish(session.remaining, 0);
-        Ok(Flushed::Permitted)
-    }
-
-    /// Sends what is permitted, while this is still the connection the deliveries came on. What is not sent is delivered
-    /// again and skipped: an ack that waits for a reconnect would reach whatever message has its sequence then.
-    async fn ack(&mut self, session: &mut Session, permits: &Permits) {
-        let client = self.context.client();
-        let answers = session.window.answers(permits, session.ack_all);
-        let (count, connects) = (answers.len(), session.connects);
-        let send = async {
-            for (sent, (reply, answer)) in answers.into_iter().enumerate() {
-                if !is_current(&client, connects) || client.publish(reply, answer.payload()).await.is_err() {
-                    return sent;
-                }
-            }
-            count
-        };
-        let done = timeout(SEND_DEADLINE, send).await.unwrap_or(0);
-        if done < count {
-            events::acks_dropped(&self.source, count - done);
-        }
-    }
-
-    /// The wish to stop came: flushes what there is, acks, and waits until the server has the acks.
-    async fn wind_up(&mut self, session: &mut Session) -> Result<Left, DriverError> {
-        let permits = alive(&self.source, self.guard.flush(Reason::Everything), session, &self.context).await?;
-        let unverified = self.guard.pending();
-        if permits.unknown().is_none() && permits.move_to().is_none() {
-            self.ack(session, &permits).await;
-            if self.connected(session.connects) && timeout(SEND_DEADLINE, self.context.client().flush()).await.is_err()
-            {
-                events::acks_dropped(&self.source, permits.acks().len());
-            }
-        }
-        Ok(Left::Stopped { unverified })
+        let offer = self.guard.offer(record, follows);
+        let offered = alive(&self.context, &self.source, offer, &mut run.plan).await?;
+        run.plan.offered(bytes, offered == Offer::Full, run.now());
+        Ok(())
     }
 }
 
-/// How a consumer stands.
-enum Look {
-    Fine,
-    Again,
-    Move(u64),
-    PassedOver(u64),
+fn connection(client: &Client) -> Connection {
+    let up = client.connection_state() == State::Connected;
+    Connection { up, count: client.statistics().connects.load(Ordering::Relaxed) }
 }
 
-/// What came of a flush.
-enum Flushed {
-    Permitted,
-    Move(u64),
-    Unknown,
-}
-
-/// Whether this is still the connection with this count, and up.
-fn is_current(client: &async_nats::Client, connects: u64) -> bool {
-    client.connection_state() == State::Connected && client.statistics().connects.load(Ordering::Relaxed) == connects
-}
-
-fn api_prefix(domain: Option<&str>) -> String {
-    domain.map_or_else(|| "$JS.API".to_owned(), |domain| format!("$JS.{domain}.API"))
-}
-
-/// Sends in-progress acks for what has waited long.
-async fn progress(client: &async_nats::Client, session: &mut Session) {
-    if !is_current(client, session.connects) {
-        return;
-    }
-    for reply in session.window.overdue() {
-        // An in-progress ack that is not sent only lets the message come again.
-        if !matches!(timeout(SEND_DEADLINE, client.publish(reply, Answer::Progress.payload())).await, Ok(Ok(()))) {
-            return;
+/// Sends answers as long as this is the connection the deliveries came on; says how many were dropped. What is not sent is
+/// delivered again and skipped: an ack that waited for a reconnect would reach whatever message has its sequence then.
+async fn send(client: &Client, plan: &Plan, answers: Vec<(Subject, Answer)>) -> usize {
+    let mut left = answers.len();
+    let deadline = Instant::now() + SEND_DEADLINE;
+    for (reply, answer) in answers {
+        if !plan.is_current(connection(client)) {
+            break;
         }
+        let publish = client.publish(reply, answer.payload());
+        if !matches!(tokio::time::timeout_at(deadline, publish).await, Ok(Ok(()))) {
+            break;
+        }
+        left -= 1;
     }
+    left
 }
 
 /// Runs a call of the guard to its end, and keeps the deliveries alive meanwhile.
 async fn alive<T>(
-    source: &crate::source::Source,
+    context: &Context,
+    source: &Source,
     call: impl Future<Output = Result<T, GuardError>>,
-    session: &mut Session,
-    context: &async_nats::jetstream::Context,
+    plan: &mut Plan,
 ) -> Result<T, GuardError> {
-    let every = (session.ack_deadline / 4).max(Duration::from_millis(10));
     let mut call = std::pin::pin!(call);
     // The common case costs no timer.
-    if let Some(done) = futures_util::FutureExt::now_or_never(call.as_mut()) {
+    if let Some(done) = call.as_mut().now_or_never() {
         return done;
     }
-    let mut ticks = interval_at(Instant::now() + every, every);
+    let round = plan.round();
+    let mut ticks = interval_at(Instant::now() + round, round);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let client = context.client();
     loop {
         tokio::select! {
             biased;
             done = &mut call => return done,
             _ = ticks.tick() => {
-                tracing::debug!(%source, waiting = session.window.len(), "keeping deliveries alive");
-                progress(&client, session).await;
+                let overdue = plan.overdue();
+                tracing::debug!(%source, deliveries = overdue.len(), "keeping deliveries alive");
+                send(&context.client(), plan, overdue).await;
             }
         }
     }

@@ -1,0 +1,519 @@
+//! What a driver does next. Pure: it is told what happened and what time it is, and says what to do; the driver only
+//! executes. The same plan runs in the simulation.
+
+use std::time::Duration;
+
+use async_nats::Subject;
+use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy};
+
+use super::ack::{Answer, Delivery};
+use super::pace::{Backoff, Limits, Pace};
+use super::position::{Moved, Position};
+use super::session::{Chain, SessionEnd, Window};
+use crate::guard::{ConsumerPosition, Permits, Placement};
+use crate::sink::Reason;
+
+/// How often the newest witness is read back and the consumer's position is compared with the floor.
+const CHECK_EVERY: Duration = Duration::from_secs(60);
+/// How long after the first look at a consumer that seems to have passed over a message the second one comes.
+const SECOND_LOOK: Duration = Duration::from_millis(300);
+/// The shortest time between two rounds of in-progress acks.
+const LEAST_ROUND: Duration = Duration::from_millis(10);
+
+/// The connection: whether it is up, and how many there were. Deliveries and acks belong to one count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Connection {
+    pub(crate) up: bool,
+    pub(crate) count: u64,
+}
+
+/// What to do next.
+#[derive(Debug)]
+pub(crate) enum Action {
+    /// Wait until the connection is up.
+    Connect,
+    /// Wait until this time.
+    Wait(Duration),
+    /// Begin a session with the guard; then [`Plan::began`].
+    Begin,
+    /// Ask the server about the consumer; then [`Plan::found`].
+    Find,
+    /// Make the consumer, to begin at this sequence; then [`Plan::made`].
+    Make(u64),
+    /// Mark the consumer; then [`Plan::found`].
+    Mark,
+    /// Let the guard compare this position with what is archived; then [`Plan::looked`].
+    Look(ConsumerPosition),
+    /// Subscribe and pull; then [`Plan::subscribed`].
+    Subscribe,
+    /// Take the next message if one comes before this time; then [`Plan::delivered`] and, once it was offered,
+    /// [`Plan::offered`], or [`Plan::ended`].
+    Pull(Duration),
+    /// Let the guard flush; then [`Plan::flushed`].
+    Flush(Reason),
+    /// Send these, as long as the connection is the session's.
+    Answer(Vec<(Subject, Answer)>),
+    /// Move the consumer so that its next delivery is at or above this sequence; then [`Plan::moved`].
+    Move(u64),
+    /// The wish to stop is fulfilled.
+    End,
+}
+
+/// What becomes of a message that came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// It is offered to the guard, with the sequence it is known to follow.
+    Offer { follows: Option<u64> },
+    /// It is thrown away, with its session.
+    Dropped,
+}
+
+/// A step on the way to a session.
+#[derive(Debug)]
+enum Step {
+    Find,
+    Make,
+    Mark,
+    Look,
+    Subscribe,
+}
+
+#[derive(Debug)]
+struct Starting {
+    connection: u64,
+    step: Step,
+    position: Option<Box<Position>>,
+    /// The consumer is known to be fresh and to begin above this sequence.
+    start: Option<u64>,
+    suspect: Option<u64>,
+    not_before: Duration,
+}
+
+#[derive(Debug)]
+struct Running {
+    connection: u64,
+    chain: Chain,
+    window: Window,
+    pace: Pace,
+    ack_all: bool,
+    /// What a flush permitted and was not sent yet.
+    answers: Vec<(Subject, Answer)>,
+    /// The last flush was made: when its answers are sent, all is done.
+    last: bool,
+    /// The stream could not be asked: nothing is pulled or written before this time.
+    blocked: Option<Duration>,
+    round: Duration,
+    next_round: Duration,
+    next_check: Duration,
+    checking: bool,
+    position: Option<ConsumerPosition>,
+    suspect: Option<u64>,
+    remaining: u64,
+}
+
+#[derive(Debug)]
+enum Phase {
+    Between,
+    Starting(Starting),
+    Running(Box<Running>),
+    /// Everything that could be flushed and acked was.
+    WoundUp,
+}
+
+/// The driver's decisions.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    flush: Limits,
+    mark: String,
+    phase: Phase,
+    move_to: Option<u64>,
+    backoff: Backoff,
+    not_before: Duration,
+    stop: bool,
+    floor: u64,
+    /// Why sessions ended and tries failed, for the events, oldest first.
+    notes: Vec<Note>,
+}
+
+/// Something an operator should know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Note {
+    SessionBegan { floor: u64 },
+    SessionEnded(String),
+    Retry { what: &'static str, why: String, wait: Duration },
+    PassedOver(u64),
+}
+
+impl Plan {
+    /// A plan for a guard that was just opened. `mark`: the state id that the consumer carries; `move_to`: where the guard
+    /// wants the consumer; `seed` makes the jitter.
+    pub(crate) const fn new(flush: Limits, mark: String, move_to: Option<u64>, floor: u64, seed: u64) -> Self {
+        Self {
+            flush,
+            mark,
+            phase: Phase::Between,
+            move_to,
+            backoff: Backoff::new(seed),
+            not_before: Duration::ZERO,
+            stop: false,
+            floor,
+            notes: Vec::new(),
+        }
+    }
+
+    /// The wish to stop came.
+    pub(crate) const fn stop(&mut self) {
+        self.stop = true;
+    }
+
+    /// What happened since this was asked last.
+    pub(crate) fn notes(&mut self) -> Vec<Note> {
+        std::mem::take(&mut self.notes)
+    }
+
+    /// How many messages the consumer had not delivered, as it was last said.
+    pub(crate) fn remaining(&self) -> u64 {
+        match &self.phase {
+            Phase::Running(running) => running.remaining,
+            Phase::Starting(starting) => starting.position.as_ref().map_or(0, |position| position.pending),
+            Phase::Between | Phase::WoundUp => 0,
+        }
+    }
+
+    /// Whether what is going on may be cut off by the wish to stop: nothing is being written in a session.
+    pub(crate) const fn is_starting(&self) -> bool {
+        matches!(self.phase, Phase::Between | Phase::Starting(_))
+    }
+
+    /// The in-progress acks that are due while the guard is busy: to be asked every [`round`](Self::round).
+    pub(crate) fn overdue(&mut self) -> Vec<(Subject, Answer)> {
+        match &mut self.phase {
+            Phase::Running(running) => in_progress(&mut running.window),
+            Phase::Between | Phase::Starting(_) | Phase::WoundUp => Vec::new(),
+        }
+    }
+
+    /// How often in-progress acks are due.
+    pub(crate) fn round(&self) -> Duration {
+        match &self.phase {
+            Phase::Running(running) => running.round,
+            Phase::Between | Phase::Starting(_) | Phase::WoundUp => CHECK_EVERY,
+        }
+    }
+
+    /// Whether answers may be sent on this connection.
+    pub(crate) fn is_current(&self, connection: Connection) -> bool {
+        matches!(&self.phase, Phase::Running(running) if connection.up && running.connection == connection.count)
+    }
+
+    /// What to do now.
+    pub(crate) fn next(&mut self, now: Duration, connection: Connection) -> Action {
+        match &mut self.phase {
+            Phase::WoundUp => Action::End,
+            Phase::Between | Phase::Starting(_) if self.stop => Action::End,
+            Phase::Between if now < self.not_before => Action::Wait(self.not_before),
+            Phase::Between if !connection.up => Action::Connect,
+            Phase::Between => self.move_to.map_or(Action::Begin, Action::Move),
+            Phase::Starting(starting) => {
+                if !connection.up || starting.connection != connection.count {
+                    self.end(&SessionEnd::Reconnected, now);
+                    return self.next(now, connection);
+                }
+                if now < starting.not_before {
+                    return Action::Wait(starting.not_before);
+                }
+                match (&starting.step, &starting.position) {
+                    (Step::Make, _) => Action::Make(self.floor.saturating_add(1)),
+                    (Step::Mark, _) => Action::Mark,
+                    (Step::Look, Some(position)) => Action::Look(place(position)),
+                    (Step::Subscribe, Some(_)) => Action::Subscribe,
+                    (Step::Find | Step::Look | Step::Subscribe, _) => Action::Find,
+                }
+            }
+            Phase::Running(running) => {
+                if !connection.up || running.connection != connection.count {
+                    self.end(&SessionEnd::Reconnected, now);
+                    return self.next(now, connection);
+                }
+                if !running.answers.is_empty() {
+                    return Action::Answer(std::mem::take(&mut running.answers));
+                }
+                if self.stop {
+                    return Action::Flush(Reason::Everything);
+                }
+                running.blocked = running.blocked.filter(|until| now < *until);
+                let due = running.pace.due(running.window.len() as u64, now);
+                if let (None, Some(reason)) = (running.blocked, due) {
+                    return Action::Flush(reason);
+                }
+                if now >= running.next_round {
+                    running.next_round = now.saturating_add(running.round);
+                    let overdue = in_progress(&mut running.window);
+                    if !overdue.is_empty() {
+                        return Action::Answer(overdue);
+                    }
+                }
+                if let Some(position) = running.position.take() {
+                    return Action::Look(position);
+                }
+                if now >= running.next_check {
+                    running.next_check = now.saturating_add(CHECK_EVERY);
+                    running.checking = true;
+                    return Action::Find;
+                }
+                let wake = running.next_round.min(running.next_check);
+                match running.blocked {
+                    Some(until) => Action::Wait(wake.min(until)),
+                    None => Action::Pull(running.pace.deadline().map_or(wake, |age| wake.min(age))),
+                }
+            }
+        }
+    }
+
+    /// The guard began a session, on this connection.
+    pub(crate) fn began(&mut self, permits: &Permits, connection: Connection, now: Duration) {
+        self.floor = permits.floor();
+        if let Some(to) = permits.move_to() {
+            self.move_to = Some(to);
+            self.phase = Phase::Between;
+        } else if let Some(error) = permits.unknown() {
+            self.retry("session", error.to_string(), now);
+        } else {
+            self.phase = Phase::Starting(Starting {
+                connection: connection.count,
+                step: Step::Find,
+                position: None,
+                start: None,
+                suspect: None,
+                not_before: Duration::ZERO,
+            });
+        }
+    }
+
+    /// The server said where the consumer stands, or that there is none.
+    pub(crate) fn found(&mut self, position: Option<Position>, now: Duration) {
+        match (&mut self.phase, position) {
+            (Phase::Starting(starting), Some(position)) => {
+                let marked = position.mark() == Some(self.mark.as_str());
+                starting.step = if marked { Step::Look } else { Step::Mark };
+                // One that never delivered anything begins where it says it stands.
+                let fresh = position.deliveries == 0 && position.ack_pending == 0;
+                starting.start = starting.start.or_else(|| fresh.then_some(position.delivered));
+                starting.position = Some(Box::new(position));
+            }
+            (Phase::Starting(starting), None) => starting.step = Step::Make,
+            (Phase::Running(running), Some(position)) => {
+                running.checking = false;
+                running.position = Some(place(&position));
+            }
+            (Phase::Running(_), None) => self.end(&SessionEnd::Server("the consumer is gone".to_owned()), now),
+            (Phase::Between | Phase::WoundUp, _) => {}
+        }
+    }
+
+    /// The consumer was made.
+    pub(crate) fn made(&mut self, moved: Moved) {
+        if let Phase::Starting(starting) = &mut self.phase {
+            starting.start = Some(moved.to.saturating_sub(1));
+            starting.position = Some(Box::new(moved.position));
+            starting.step = Step::Look;
+        }
+    }
+
+    /// The guard compared the consumer's position with what is archived.
+    pub(crate) fn looked(&mut self, placement: &Placement, now: Duration) {
+        let (suspect, starting) = match &self.phase {
+            Phase::Starting(starting) => (starting.suspect, true),
+            Phase::Running(running) => (running.suspect, false),
+            Phase::Between | Phase::WoundUp => return,
+        };
+        let mut now_suspect = None;
+        match placement {
+            Placement::Beyond { to } => return self.must_move(*to),
+            Placement::Fork(permits) => {
+                self.floor = permits.floor();
+                if let Some(to) = permits.move_to() {
+                    return self.must_move(to);
+                }
+            }
+            Placement::PassedOver(sequence) if suspect == Some(*sequence) => {
+                self.notes.push(Note::PassedOver(*sequence));
+                return self.must_move(*sequence);
+            }
+            Placement::PassedOver(sequence) => now_suspect = Some(*sequence),
+            Placement::Unknown(error) if starting => return self.retry("session", error.to_string(), now),
+            Placement::Stands | Placement::Unknown(_) => {}
+        }
+        match &mut self.phase {
+            Phase::Starting(starting) => {
+                starting.step = if now_suspect.is_some() { Step::Find } else { Step::Subscribe };
+                starting.not_before = if now_suspect.is_some() { now + SECOND_LOOK } else { Duration::ZERO };
+                starting.suspect = now_suspect;
+            }
+            Phase::Running(running) => {
+                running.suspect = now_suspect;
+                if now_suspect.is_some() {
+                    running.next_check = now + SECOND_LOOK;
+                }
+            }
+            Phase::Between | Phase::WoundUp => {}
+        }
+    }
+
+    /// The subscription stands: the session runs.
+    pub(crate) fn subscribed(&mut self, now: Duration) {
+        if let Phase::Starting(Starting { connection, position: Some(position), start, .. }) = &self.phase {
+            let config = &position.config;
+            let window = u64::try_from(config.max_ack_pending).ok().filter(|window| *window > 0);
+            // Twice within an ack deadline, with time for the way to the server.
+            let round = (position.ack_deadline() / 4).max(LEAST_ROUND);
+            let running = Running {
+                connection: *connection,
+                chain: Chain::new(!matches!(config.deliver_policy, DeliverPolicy::LastPerSubject), *start),
+                window: Window::default(),
+                pace: Pace::new(Limits { window, ..self.flush }),
+                ack_all: matches!(config.ack_policy, AckPolicy::All),
+                answers: Vec::new(),
+                last: false,
+                blocked: None,
+                round,
+                next_round: now.saturating_add(round),
+                next_check: now.saturating_add(CHECK_EVERY),
+                checking: false,
+                position: None,
+                suspect: None,
+                remaining: position.pending,
+            };
+            self.notes.push(Note::SessionBegan { floor: self.floor });
+            self.phase = Phase::Running(Box::new(running));
+        }
+    }
+
+    /// A message came. The
+    /// connection is read **after** the message was taken: what was buffered before a reconnect comes out after it.
+    pub(crate) fn delivered(
+        &mut self,
+        delivery: &Delivery,
+        reply: Subject,
+        connection: Connection,
+        now: Duration,
+    ) -> Taken {
+        let Phase::Running(running) = &mut self.phase else { return Taken::Dropped };
+        let taken = if connection.up && running.connection == connection.count {
+            running.chain.take(delivery).and_then(|follows| {
+                running.window.add(delivery.id, reply)?;
+                Ok(follows)
+            })
+        } else {
+            Err(SessionEnd::Reconnected)
+        };
+        match taken {
+            Ok(follows) => {
+                running.remaining = delivery.remaining;
+                Taken::Offer { follows }
+            }
+            Err(end) => {
+                self.end(&end, now);
+                Taken::Dropped
+            }
+        }
+    }
+
+    /// The message was offered to the guard.
+    pub(crate) fn offered(&mut self, bytes: u64, full: bool, now: Duration) {
+        if let Phase::Running(running) = &mut self.phase {
+            running.pace.offered(bytes, full, now);
+        }
+    }
+
+    /// The guard flushed.
+    pub(crate) fn flushed(&mut self, permits: &Permits, now: Duration) {
+        self.floor = permits.floor();
+        let Phase::Running(running) = &mut self.phase else { return };
+        if let Some(to) = permits.move_to() {
+            if self.stop {
+                self.phase = Phase::WoundUp;
+            } else {
+                self.must_move(to);
+            }
+            return;
+        }
+        if let Some(error) = permits.unknown() {
+            if self.stop {
+                self.phase = Phase::WoundUp;
+            } else {
+                let wait = self.backoff.wait();
+                running.blocked = Some(now.saturating_add(wait));
+                self.notes.push(Note::Retry { what: "flush", why: error.to_string(), wait });
+            }
+            return;
+        }
+        self.backoff.reset();
+        running.pace.flushed();
+        running.answers = running.window.answers(permits, running.ack_all);
+        running.last = self.stop;
+        self.answered();
+    }
+
+    /// What [`Action::Answer`] gave was sent, or dropped. After the last flush that is the end.
+    pub(crate) fn answered(&mut self) {
+        if matches!(&self.phase, Phase::Running(running) if running.last && running.answers.is_empty()) {
+            self.phase = Phase::WoundUp;
+        }
+    }
+
+    /// The consumer was moved, or made anew on the way. The guard was told.
+    pub(crate) fn moved(&mut self) {
+        self.move_to = None;
+        self.backoff.reset();
+    }
+
+    /// The session is over.
+    pub(crate) fn ended(&mut self, end: &SessionEnd, now: Duration) {
+        self.end(end, now);
+    }
+
+    /// A request failed that may be tried again.
+    pub(crate) fn failed(&mut self, what: &'static str, why: String, now: Duration) {
+        match &mut self.phase {
+            // A check that cannot be made is made the next time.
+            Phase::Running(running) if running.checking => running.checking = false,
+            _ => self.retry(what, why, now),
+        }
+    }
+
+    fn must_move(&mut self, to: u64) {
+        if matches!(self.phase, Phase::Running(_)) {
+            self.notes.push(Note::SessionEnded(format!("the consumer is to be moved to {to}")));
+        }
+        self.move_to = Some(to);
+        self.phase = Phase::Between;
+    }
+
+    fn end(&mut self, end: &SessionEnd, now: Duration) {
+        if matches!(self.phase, Phase::Running(_)) {
+            self.notes.push(Note::SessionEnded(end.to_string()));
+        }
+        self.phase = Phase::Between;
+        // A server that ends every session at once must not be asked in a tight loop.
+        if matches!(end, SessionEnd::Server(_)) {
+            self.retry("session", end.to_string(), now);
+        }
+    }
+
+    fn retry(&mut self, what: &'static str, why: String, now: Duration) {
+        let wait = self.backoff.wait();
+        self.not_before = now.saturating_add(wait);
+        self.notes.push(Note::Retry { what, why, wait });
+        self.phase = Phase::Between;
+    }
+}
+
+fn in_progress(window: &mut Window) -> Vec<(Subject, Answer)> {
+    window.overdue().into_iter().map(|reply| (reply, Answer::Progress)).collect()
+}
+
+/// With no ack pending the server delivers nothing at or below its position again, whatever floor it shows.
+fn place(position: &Position) -> ConsumerPosition {
+    ConsumerPosition::new(position.delivered, position.stands_at())
+}
