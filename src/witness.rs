@@ -32,7 +32,7 @@ impl Witness {
 }
 
 /// How many flush boundaries are kept before they are thinned out.
-const BOUNDARIES: usize = 256;
+const BOUNDARIES: usize = 1_024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Kept {
@@ -144,13 +144,13 @@ mod tests {
     }
 
     #[test]
-    fn a_million_records_leave_few_witnesses_and_one_near_every_distance() {
+    fn two_million_records_leave_few_witnesses_and_one_near_every_distance() {
         let mut witnesses = Witnesses::default();
-        for flush in 0..1_000_u64 {
+        for flush in 0..2_000_u64 {
             witnesses.extend((1..=1_000).map(|n| witness(flush * 1_000 + n)));
         }
-        assert!(witnesses.iter().len() < 256 + 8 * 20, "{}", witnesses.iter().len());
-        for flush in 1_000 - BOUNDARIES as u64..1_000 {
+        assert!(witnesses.iter().len() < BOUNDARIES + 8 * 20, "{}", witnesses.iter().len());
+        for flush in 2_000 - BOUNDARIES as u64..2_000 {
             let boundary = (flush + 1) * 1_000;
             assert_eq!(
                 witnesses.newest_in(0, boundary + 1),
@@ -158,7 +158,7 @@ mod tests {
                 "a fork exactly there costs nothing"
             );
         }
-        let newest = 1_000_000;
+        let newest = 2_000_000;
         for distance in (0..newest).step_by(997) {
             let found = witnesses.newest_in(0, newest - distance + 1).map_or(0, |w| w.sequence());
             let further = newest - found;
