@@ -251,10 +251,11 @@ impl Ledger {
         orphaned
     }
 
-    /// Forgets all links: after a fork no chain can be relied on.
-    pub(crate) fn unlink(&mut self) {
+    /// After a fork, once the coverage was cut: no chain can be relied on, and what lay inside a span may do so no longer.
+    pub(crate) fn after_cut(&mut self) {
         for entry in &mut self.pending {
             entry.link = None;
+            entry.inside &= self.coverage.find(entry.witness.sequence()).is_some();
         }
     }
 }

@@ -15,9 +15,6 @@ pub(crate) enum Ask {
     Read(u64),
     /// Which is the newest message of the source in `low..=high`?
     NewestAlive { low: u64, high: u64 },
-    /// Which is the stream's last sequence? Asked once, after a witness was found to lie above it: looking twice, a second
-    /// apart, for each of those above would take long.
-    Last,
 }
 
 /// The answer to an [`Ask`].
@@ -25,7 +22,6 @@ pub(crate) enum Ask {
 pub(crate) enum Told {
     Reading(Reading),
     Alive(Option<Witness>),
-    Last(u64),
 }
 
 /// How a reading compares with what was archived.
@@ -72,8 +68,6 @@ enum State {
     Read(Witness),
     /// The candidate is gone: is anything alive at or below it, in its span?
     Alive(Witness),
-    /// The candidate lies above the stream's last.
-    Above(Witness),
     Done,
 }
 
@@ -111,7 +105,6 @@ impl Descent {
                 let low = self.span().map_or(witness.sequence(), |span| span.first);
                 Some(Ask::NewestAlive { low, high: self.high(witness) })
             }
-            State::Above(_) => Some(Ask::Last),
             State::Done => None,
         }
     }
@@ -123,10 +116,9 @@ impl Descent {
                 Answer::Equal => self.stands(witness),
                 Answer::Gone if self.span().is_some() => self.state = State::Alive(witness),
                 Answer::Gone => self.lower(witness),
-                Answer::Above if self.last.is_none() => self.state = State::Above(witness),
                 Answer::Other | Answer::Above => {
                     let found = if let Reading::Message(found) = reading { Some(found) } else { None };
-                    self.cut.against.get_or_insert((witness, found));
+                    self.contradicted(witness, found);
                     self.lower(witness);
                 }
             },
@@ -145,24 +137,27 @@ impl Descent {
                     }
                 }
             }
-            (&State::Above(witness), Told::Last(last)) => {
-                self.last = Some(last);
-                self.cut.against.get_or_insert((witness, None));
-                self.lower(witness);
-            }
-            (&(State::Read(witness) | State::Alive(witness) | State::Above(witness)), _) => self.lower(witness),
+            (&(State::Read(witness) | State::Alive(witness)), _) => self.lower(witness),
             (State::Done, _) => {}
         }
     }
 
     /// What is left, once [`ask`](Self::ask) has no more questions.
     pub(crate) fn finish(mut self) -> Cut {
-        let Cut { coverage, witnesses, equal, changed, .. } = &mut self.cut;
+        let Cut { coverage, witnesses, equal, .. } = &mut self.cut;
         let proven = equal.map_or(0, |witness| witness.sequence());
-        let before = witnesses.iter().len();
         witnesses.retain(|witness| witness.sequence() <= proven || coverage.find(witness.sequence()).is_some());
-        *changed |= witnesses.iter().len() < before;
         self.cut
+    }
+
+    /// The stream's last sequence has become known.
+    pub(crate) fn ends_at(&mut self, last: u64) {
+        self.last = Some(last);
+        if let State::Read(witness) = self.state
+            && witness.sequence() > last
+        {
+            self.candidate();
+        }
     }
 
     fn span(&self) -> Option<&Span> {
@@ -204,7 +199,7 @@ impl Descent {
             };
             match next {
                 Some(witness) if self.last.is_some_and(|last| witness.sequence() > last) => {
-                    self.cut.against.get_or_insert((witness, None));
+                    self.contradicted(witness, None);
                     self.limit = witness.sequence();
                 }
                 Some(witness) => {
@@ -223,6 +218,12 @@ impl Descent {
                 }
             }
         }
+    }
+
+    /// A candidate does not stand. Even where it belongs to no span: it told which stream archiving began in.
+    fn contradicted(&mut self, witness: Witness, found: Option<Witness>) {
+        self.cut.against.get_or_insert((witness, found));
+        self.cut.changed = true;
     }
 
     fn lower(&mut self, witness: Witness) {

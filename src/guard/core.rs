@@ -1,9 +1,9 @@
 //! The guard without its sink: ledger, store and observer, and what ties them together.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::report::{Counters, OpenReport};
-use super::verify::{Evidence, Scope, Stands, Verdict, descend, read_all, verify};
+use super::verify::{Evidence, Scope, Stands, Verdict, descend, read_all, span_holds, verify};
 use super::{ConsumerPosition, Fork, Permits, Placement};
 use crate::checkpoint::{Checkpoint, ClaimBody, Override, RejectedRun, StateId, Totals, VERSION};
 use crate::claim::Claim;
@@ -24,6 +24,8 @@ use crate::witness::Witness;
 const HISTORY: usize = 1_000;
 /// How many gaps are asked about at one flush.
 const GAPS: usize = 8;
+/// How many spans, or records with the sink, one look at the consumer's position passes over.
+const STEPS: usize = 32;
 
 pub(crate) struct Core {
     pub(super) source: Source,
@@ -45,10 +47,13 @@ pub(crate) struct Core {
     pub(super) skips: SkipTracker,
     /// Nothing is written before the next flush.
     pub(super) flush_due: bool,
-    /// The last fork, until a new record came.
-    pub(super) last_fork: Option<u64>,
-    /// Gaps in which something of the source lies, by the sequences beside them; asked again after a while.
+    /// The record that the last fork took away, until others are verified.
+    pub(super) last_fork: Option<RecordId>,
+    /// Gaps that cannot be closed for now, by the sequences beside them: something of the source lies in them, or a record
+    /// beside them is gone. Asked again after a while.
     pub(super) blocked: BTreeSet<(u64, u64)>,
+    /// From here on the next look at the consumer's position goes on.
+    pub(super) walked: u64,
 }
 
 impl std::fmt::Debug for Core {
@@ -73,15 +78,24 @@ pub(super) struct Claims<'a> {
 impl ClaimFor for Claims<'_> {
     fn claim_for(&self, ids: Option<&[RecordId]>) -> Claim {
         let chosen: Option<BTreeSet<&RecordId>> = ids.map(|ids| ids.iter().collect());
-        let mut coverage = Coverage::default();
+        let mut segments: BTreeMap<u32, Coverage> = BTreeMap::new();
         for entry in self.ledger.pending().iter().filter(|entry| entry.stage != Stage::Held) {
             let named = entry.stage == Stage::Rejected || chosen.as_ref().is_none_or(|ids| ids.contains(&entry.id()));
             if named {
                 let sequence = entry.witness.sequence();
                 let within = entry.link.filter(|link| link.segment == entry.segment);
                 let first = within.map_or(sequence, |link| link.after.saturating_add(1));
-                // Segments never join: each is verified on its own when the claim is read back.
-                coverage.insert(Span::of(first, entry.witness), entry.segment);
+                segments.entry(entry.segment).or_default().insert(Span::of(first, entry.witness), 0);
+            }
+        }
+        // Segments never join: each is verified on its own when the claim is read back. Where two share sequences they may
+        // be of two lives; then the earlier one is left out, for a claim may say less than is true.
+        let mut coverage = Coverage::default();
+        for (segment, spans) in segments.iter().rev() {
+            for span in spans.spans() {
+                if !coverage.overlaps(span) {
+                    coverage.insert(*span, *segment);
+                }
             }
         }
         let body = ClaimBody {
@@ -163,7 +177,6 @@ impl Core {
             }
         };
         self.flush_due = *written == Written::Full;
-        self.last_fork = None;
         self.ledger.accept(witness, link, rejected);
         if let Some(run) = self.skips.end() {
             events::skip_run(&self.source, run);
@@ -227,7 +240,7 @@ impl Core {
     async fn commit(&mut self, stands: Stands) -> Result<Permits, GuardError> {
         self.saw(&stands);
         // A link over a seam holds only if the record before it was read back unchanged, after the seam.
-        let proven: BTreeSet<u64> = self
+        let proven: BTreeSet<(u32, u64)> = self
             .ledger
             .pending()
             .iter()
@@ -237,9 +250,9 @@ impl Core {
                 newest.is_some_and(|newest| link.after <= *newest)
                     || self.ledger.coverage.find(link.after).is_some_and(|span| stands.equal.contains(&span.last))
             })
-            .map(|link| link.after)
+            .map(|link| (link.segment, link.after))
             .collect();
-        let settled = self.ledger.settle(|_| true, |link| proven.contains(&link.after));
+        let settled = self.ledger.settle(|_| true, |link| proven.contains(&(link.segment, link.after)));
         if let Err(error) = self.close_gaps().await {
             // The flush itself is verified; a gap that could not be asked about is asked about next time.
             tracing::debug!(source = %self.source, %error, "a gap could not be asked about");
@@ -247,6 +260,7 @@ impl Core {
         let mut permits = Permits::default();
         self.account(&settled, &mut permits);
         if !settled.is_empty() {
+            self.last_fork = None;
             self.save().await?;
         }
         permits.acks.append(&mut self.ledger.skipped);
@@ -321,9 +335,11 @@ impl Core {
         let mut lost: BTreeSet<RecordId> = above.iter().map(|witness| witness.id).collect();
         let mut against = above.last().map(|witness| (*witness, None));
         let mut stands = BTreeSet::new();
+        let mut any_equal = false;
         for (witness, reading) in readings {
             match Answer::of(reading, witness) {
                 Answer::Equal => {
+                    any_equal = true;
                     stands.insert(witness.id);
                     if self.ledger.coverage.find(witness.sequence()).is_some() {
                         evidence.foreign.push(witness.sequence());
@@ -352,15 +368,14 @@ impl Core {
             return self.unknown(ObserveError::Unavailable { reason });
         }
 
-        let emptied = cut.coverage.is_empty() && !self.ledger.coverage.is_empty();
-        if emptied && cut.equal.is_none() {
-            // Nothing of the archive stands, so the place where archiving began means nothing in this stream either.
+        if cut.coverage.is_empty() && cut.equal.is_none() && !any_equal {
+            // Nothing that was delivered stands, so the place where archiving began means nothing in this stream either.
             self.origin = 1;
         }
         let against = cut.against.or(against);
         self.ledger.coverage = cut.coverage;
         self.ledger.witnesses = cut.witnesses;
-        self.ledger.unlink();
+        self.ledger.after_cut();
         let orphaned = self.ledger.orphan(|entry| lost.contains(&entry.id()));
         let settled = self.ledger.settle(|entry| stands.contains(&entry.id()), |_| false);
         let created = (self.created != view.created).then_some((self.created, view.created));
@@ -369,6 +384,7 @@ impl Core {
         let floor = self.floor();
         self.ledger.skipped.clear();
         self.blocked.clear();
+        self.walked = 0;
         if let Some(run) = self.skips.end() {
             events::skip_run(&self.source, run);
         }
@@ -383,7 +399,9 @@ impl Core {
             orphaned,
             created,
         };
-        if self.last_fork.replace(report.at) == Some(report.at) {
+        // The same record can only be taken away twice if it was delivered again in between, and then the stream that is
+        // read is not the one that delivers.
+        if report.archived.is_some() && std::mem::replace(&mut self.last_fork, report.archived) == report.archived {
             return Err(GuardError::ForkAgain {
                 source_name: self.source.to_string(),
                 at: report.at,
@@ -413,6 +431,7 @@ impl Core {
         };
         self.view = view;
         self.blocked.clear();
+        self.walked = 0;
         self.ledger.begin_session(Backlog { last: view.last, published: view.last_published });
         match verify(&*self.observer, &self.ledger, Scope::All, view.acked_are_removed).await {
             Err(error) => self.unknown(error),
@@ -448,11 +467,13 @@ impl Core {
             }
             questions += 1;
             if !self.seen(above, session).await? {
+                self.blocked.insert((low, above.first));
                 continue;
             }
             if let Some(below) = below
                 && !self.seen(below, session).await?
             {
+                self.blocked.insert((low, above.first));
                 continue;
             }
             if low < above.first {
@@ -511,13 +532,8 @@ impl Core {
             })
         };
         if let Some(newest) = self.ledger.newest_witness() {
-            let answer = Answer::of(self.observer.read(newest.sequence()).await?, newest);
-            if answer.is_fork() {
-                let above = answer == Answer::Above;
-                return Ok(forked(self.fork(Evidence { above, ..Evidence::default() }).await));
-            }
-            if answer == Answer::Equal {
-                self.ledger.coverage.saw(newest.sequence(), self.ledger.session());
+            if let Some(evidence) = self.contradicts(newest).await? {
+                return Ok(forked(self.fork(evidence).await));
             }
         }
         let highest = position.delivered.max(position.ack_floor);
@@ -528,27 +544,54 @@ impl Core {
             }
             self.view = self.observer.stream().await?;
         }
-        for _ in 0..GAPS {
-            let floor = self.floor();
-            if position.ack_floor <= floor {
+        if position.ack_floor > self.floor() {
+            self.close_gaps().await?;
+        }
+        let mut at = self.floor().saturating_add(1).max(self.walked);
+        for _ in 0..STEPS {
+            let next = self.observer.next(at).await?.filter(|next| next.sequence() <= position.ack_floor);
+            let Some(next) = next else {
+                at = 0;
                 break;
-            }
-            let Some(next) = self.observer.next(floor.saturating_add(1)).await? else { break };
-            if next.sequence() > position.ack_floor {
-                break;
-            }
+            };
+            at = next.sequence().saturating_add(1);
             match self.ledger.classify(next.id) {
-                Class::Pending => break,
                 Class::Fresh => return Ok(Ok(Placement::PassedOver(next.sequence()))),
+                Class::Pending => {}
                 Class::Archived => {
-                    self.close_gaps().await?;
-                    if self.floor() == floor {
-                        break;
+                    if let Some(span) = self.ledger.coverage.find(next.sequence()).copied() {
+                        if let Some(evidence) = self.contradicts(span.witness).await? {
+                            return Ok(forked(self.fork(evidence).await));
+                        }
+                        at = span.last.saturating_add(1);
                     }
                 }
             }
         }
+        // What is above is looked at next time.
+        self.walked = at;
         Ok(Ok(Placement::Stands))
+    }
+
+    /// Reads a witness back. What says that it does not stand, if so.
+    async fn contradicts(&mut self, witness: Witness) -> Result<Option<Evidence>, ObserveError> {
+        self.counters.reads += 1;
+        match Answer::of(self.observer.read(witness.sequence()).await?, witness) {
+            Answer::Equal => {
+                self.ledger.coverage.saw(witness.sequence(), self.ledger.session());
+                Ok(None)
+            }
+            Answer::Gone => {
+                let (mut stands, mut evidence) = (Stands::default(), Evidence::default());
+                let holds = span_holds(&*self.observer, &self.ledger, witness, &mut stands, &mut evidence).await?;
+                self.counters.reads += stands.requests;
+                Ok((!holds).then_some(evidence))
+            }
+            answer => {
+                let foreign = if answer == Answer::Other { vec![witness.sequence()] } else { Vec::new() };
+                Ok(Some(Evidence { foreign, above: answer == Answer::Above }))
+            }
+        }
     }
 
     /// Remembers an operator's wish.

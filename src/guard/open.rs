@@ -239,8 +239,12 @@ impl Opening {
         };
         let claims = std::mem::take(&mut self.claims);
         let mut core = self.core(checkpoint, observer, view);
-        let (trust, mut move_to) = if had { verify_checkpoint(&mut core).await? } else { (Trust::New, None) };
+        let (trust, forked) = if had { verify_checkpoint(&mut core).await? } else { (Trust::New, false) };
         let claimed = verify_claims(&mut core, claims, self.exactly_from).await?;
+        if !had && claimed.1 > 0 && core.ledger.coverage.is_empty() {
+            // The claims are of another stream, and so is the place where they say archiving began.
+            core.origin = 1;
+        }
         core.report.trust = if damaged { Trust::Damaged } else { trust };
         core.report.claimed = claimed.0;
         core.report.history = self.history + claimed.1;
@@ -257,11 +261,13 @@ impl Opening {
             core.report.passed_by = Some((through.saturating_add(1), core.view.first - 1));
             events::passed_by(&core.source, through.saturating_add(1), core.view.first - 1);
         }
-        // After damage the consumer may stand anywhere.
-        if move_to.is_some() || damaged {
-            move_to = Some(core.floor().saturating_add(1));
+        // A move that an earlier run did not finish may lead above what this opening found, and after damage the consumer may
+        // stand anywhere.
+        if forked || damaged || core.move_pending.is_some() {
+            let to = core.floor().saturating_add(1);
+            core.move_pending = Some(to);
+            events::move_required(&core.source, to);
         }
-        core.move_pending = core.move_pending.or(move_to);
         // A state read after a crash may live only in the page cache: written again, into the other slot, before the
         // first permit.
         core.save().await.map_err(|error| match error {
@@ -359,6 +365,7 @@ impl Opening {
             flush_due: false,
             last_fork: None,
             blocked: BTreeSet::new(),
+            walked: 0,
         }
     }
 }
@@ -371,9 +378,8 @@ fn new_state_id() -> StateId {
     StateId::new((half(1) << 64) | half(2))
 }
 
-/// Reads back what the checkpoint says is archived, from the top down. Says where the consumer must be moved, if the
-/// stream forked.
-async fn verify_checkpoint(core: &mut Core) -> Result<(Trust, Option<u64>), OpenError> {
+/// Reads back what the checkpoint says is archived, from the top down. Says whether the stream forked.
+async fn verify_checkpoint(core: &mut Core) -> Result<(Trust, bool), OpenError> {
     let coverage = std::mem::take(&mut core.ledger.coverage);
     let witnesses = std::mem::take(&mut core.ledger.witnesses);
     let empty = coverage.is_empty();
@@ -428,11 +434,7 @@ async fn verify_checkpoint(core: &mut Core) -> Result<(Trust, Option<u64>), Open
         debug_assert!(before >= through);
         events::fork(&core.source, &fork);
     }
-    let floor = core.floor();
-    if forked {
-        events::move_required(&core.source, floor.saturating_add(1));
-    }
-    Ok((trust, forked.then(|| floor.saturating_add(1))))
+    Ok((trust, forked))
 }
 
 /// Reads back the claims' spans, newest first. Returns how many joined and how many are history.

@@ -99,10 +99,13 @@ pub(super) async fn descend(observer: &dyn Observer, mut descent: Descent) -> Re
     while let Some(ask) = descent.ask() {
         let told = match ask {
             Ask::Read(sequence) => Told::Reading(observer.read(sequence).await?),
-            Ask::Last => Told::Last(observer.stream().await?.last),
             Ask::NewestAlive { low, high } => Told::Alive(newest_alive(observer, low, high).await?),
         };
         descent.tell(told);
+        if told == Told::Reading(Reading::Above) {
+            // Said twice, and slow to say: what else lies above the end needs no question.
+            descent.ends_at(observer.stream().await?.last);
+        }
     }
     Ok(descent.finish())
 }
@@ -135,14 +138,14 @@ pub(super) async fn verify(
             Answer::Equal => _ = stands.equal.insert(witness.sequence()),
             Answer::Gone if removed && scope == Scope::Flushed => {}
             Answer::Gone => forked |= !span_holds(observer, ledger, witness, &mut stands, &mut evidence).await?,
-            answer => forked |= note(answer, &mut evidence),
+            answer => forked |= note(answer, witness, &mut evidence),
         }
     }
     for (witness, reading) in answers.by_ref().take(spans.len()) {
         match Answer::of(reading, witness) {
             Answer::Equal => _ = stands.equal.insert(witness.sequence()),
             Answer::Gone => forked |= !span_holds(observer, ledger, witness, &mut stands, &mut evidence).await?,
-            answer => forked |= note(answer, &mut evidence),
+            answer => forked |= note(answer, witness, &mut evidence),
         }
     }
     for (entry, (witness, reading)) in newest.iter().zip(answers) {
@@ -151,7 +154,7 @@ pub(super) async fn verify(
             Answer::Gone => {
                 forked |= !segment_holds(observer, ledger, scope, entry, &mut stands, &mut evidence).await?;
             }
-            answer => forked |= note(answer, &mut evidence),
+            answer => forked |= note(answer, witness, &mut evidence),
         }
     }
     // The lowest record that stands and is new although a span contains its sequence: that span belongs to another life.
@@ -160,7 +163,7 @@ pub(super) async fn verify(
         match Answer::of(observer.read(entry.witness.sequence()).await?, entry.witness) {
             Answer::Gone => continue,
             Answer::Equal => evidence.foreign.push(entry.witness.sequence()),
-            answer => _ = note(answer, &mut evidence),
+            answer => _ = note(answer, entry.witness, &mut evidence),
         }
         forked = true;
         break;
@@ -168,8 +171,12 @@ pub(super) async fn verify(
     Ok(if forked { Verdict::Fork(evidence) } else { Verdict::Stands(stands) })
 }
 
-fn note(answer: Answer, evidence: &mut Evidence) -> bool {
+/// Notes an answer that says fork.
+fn note(answer: Answer, witness: Witness, evidence: &mut Evidence) -> bool {
     evidence.above |= answer == Answer::Above;
+    if answer == Answer::Other {
+        evidence.foreign.push(witness.sequence());
+    }
     answer.is_fork()
 }
 
@@ -186,7 +193,7 @@ fn newest_of_segments(ledger: &Ledger, scope: Scope) -> Vec<Entry> {
 }
 
 /// The witness of a span is gone: does the span hold by its times? False if a foreign message stands in it.
-async fn span_holds(
+pub(super) async fn span_holds(
     observer: &dyn Observer,
     ledger: &Ledger,
     witness: Witness,
@@ -246,7 +253,7 @@ async fn segment_holds(
             Answer::Equal => return Ok(true),
             Answer::Gone => below = member.sequence(),
             answer => {
-                note(answer, evidence);
+                note(answer, *member, evidence);
                 return Ok(false);
             }
         }

@@ -1,7 +1,5 @@
 //! Stores through their public face, on a real directory.
 
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test may stop at a surprise")]
-
 use std::fs;
 use std::path::{Path, PathBuf};
 

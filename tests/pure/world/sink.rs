@@ -1,0 +1,170 @@
+//! A sink that loses with the process what it did not make durable.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use replay_guard::{Claim, Durable, Flush, Reason, Record, RecordId, Recovered, Sink, Source, Written};
+
+use super::{Rng, World};
+
+#[derive(Clone, Debug)]
+pub(crate) enum Partial {
+    All,
+    /// Only records of even sequence, whatever the reason of the flush says is due.
+    Even,
+    /// Any of them, sometimes all.
+    Some(Rng),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Recover {
+    Unknown,
+    AtLeast,
+    Exactly(u64),
+}
+
+#[derive(Debug)]
+pub(crate) struct Inside {
+    /// What survives the process, in the order it was made durable.
+    pub(crate) durable: Vec<Record>,
+    /// What each flush kept: the claim and the records.
+    pub(crate) files: Vec<(Claim, Vec<RecordId>)>,
+    pub(crate) rejected: Vec<RecordId>,
+    /// How often `write` was called.
+    pub(crate) writes: u64,
+    pub(crate) flushes: u64,
+    pub(crate) fail_write: bool,
+    pub(crate) fail_flush: bool,
+    /// Subjects it can never store.
+    pub(crate) rejects: BTreeSet<String>,
+    /// Full whenever so many are in the buffer.
+    pub(crate) full_at: Option<usize>,
+    pub(crate) partial: Partial,
+    pub(crate) recover: Recover,
+}
+
+/// What a sink leaves behind: the next one begins with it.
+#[derive(Clone, Debug)]
+pub(crate) struct Disk(Arc<Mutex<Inside>>);
+
+impl Disk {
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(Mutex::new(Inside {
+            durable: Vec::new(),
+            files: Vec::new(),
+            rejected: Vec::new(),
+            writes: 0,
+            flushes: 0,
+            fail_write: false,
+            fail_flush: false,
+            rejects: BTreeSet::new(),
+            full_at: None,
+            partial: Partial::All,
+            recover: Recover::Unknown,
+        })))
+    }
+
+    pub(crate) fn inside(&self) -> MutexGuard<'_, Inside> {
+        self.0.lock().unwrap()
+    }
+
+    /// What is durable, by sequence.
+    pub(crate) fn sequences(&self) -> Vec<u64> {
+        let mut sequences: Vec<u64> = self.inside().durable.iter().map(|record| record.sequence).collect();
+        sequences.sort_unstable();
+        sequences
+    }
+
+    pub(crate) fn holds(&self, record: &Record) -> bool {
+        let inside = self.inside();
+        inside.rejected.contains(&record.id())
+            || inside.durable.iter().any(|held| held.id() == record.id() && held.payload == record.payload)
+    }
+
+    pub(crate) fn count(&self, id: RecordId) -> usize {
+        self.inside().durable.iter().filter(|record| record.id() == id).count()
+    }
+
+    /// A sink as a process that just started has it.
+    pub(crate) fn sink(&self, world: &World) -> TestSink {
+        TestSink { disk: self.clone(), world: world.clone(), buffer: Vec::new() }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("the disk is broken")]
+pub(crate) struct Broken;
+
+#[derive(Debug)]
+pub(crate) struct TestSink {
+    disk: Disk,
+    world: World,
+    buffer: Vec<Record>,
+}
+
+impl TestSink {
+    fn make_durable(&mut self, flush: &Flush<'_>) -> Result<Durable, Broken> {
+        let mut inside = self.disk.inside();
+        inside.flushes += 1;
+        if inside.fail_flush {
+            return Err(Broken);
+        }
+        let everything = flush.reason() == Reason::Everything;
+        let keep = |record: &Record, partial: &mut Partial| match partial {
+            Partial::All => true,
+            Partial::Even => record.sequence % 2 == 0,
+            Partial::Some(rng) => everything || !rng.one_in(3),
+        };
+        let (now, later): (Vec<Record>, Vec<Record>) =
+            std::mem::take(&mut self.buffer).into_iter().partition(|record| keep(record, &mut inside.partial));
+        self.buffer = later;
+        let ids: Vec<RecordId> = now.iter().map(Record::id).collect();
+        let claim = if self.buffer.is_empty() { flush.claim() } else { flush.claim_for(&ids) };
+        inside.files.push((claim, ids.clone()));
+        inside.durable.extend(now);
+        Ok(if self.buffer.is_empty() { Durable::All } else { Durable::Only(ids) })
+    }
+}
+
+impl Sink for TestSink {
+    type Error = Broken;
+
+    async fn write(&mut self, record: Record) -> Result<Written, Broken> {
+        self.world.stutter().await;
+        let written = {
+            let mut inside = self.disk.inside();
+            inside.writes += 1;
+            if inside.fail_write {
+                return Err(Broken);
+            }
+            if inside.rejects.contains(record.subject.as_str()) {
+                inside.rejected.push(record.id());
+                Written::Rejected("never".into())
+            } else {
+                self.buffer.push(record);
+                let full = inside.full_at.is_some_and(|at| self.buffer.len() >= at);
+                if full { Written::Full } else { Written::Accepted }
+            }
+        };
+        self.world.stutter().await;
+        Ok(written)
+    }
+
+    async fn flush(&mut self, flush: Flush<'_>) -> Result<Durable, Broken> {
+        self.world.stutter().await;
+        let durable = self.make_durable(&flush)?;
+        self.world.stutter().await;
+        Ok(durable)
+    }
+
+    async fn recover(&mut self, _: &Source) -> Result<Recovered, Broken> {
+        self.world.stutter().await;
+        let inside = self.disk.inside();
+        let claims = inside.files.iter().map(|(claim, _)| claim.clone()).collect();
+        Ok(match inside.recover {
+            Recover::Unknown => Recovered::Unknown,
+            Recover::AtLeast => Recovered::AtLeast(claims),
+            Recover::Exactly(from) => Recovered::Exactly { from, claims },
+        })
+    }
+}
