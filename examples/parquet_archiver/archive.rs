@@ -1,13 +1,16 @@
 //! `archive`: connects, opens the driver, and runs it until the process is told to stop.
 
+use std::error::Error as _;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
 use replay_guard::async_nats::jetstream::{self, Context};
 use replay_guard::async_nats::{Client, ConnectError, ConnectErrorKind, ConnectOptions, Event};
-use replay_guard::{Driver, DriverError, Ended, Source};
+use replay_guard::jetstream::Denials;
+use replay_guard::{Driver, DriverError, Ended, Source, Start};
 use tokio::sync::watch;
 
 use crate::cli::{ArchiveSettings, FlushSettings, ServerSettings};
@@ -18,6 +21,8 @@ use crate::sink::ParquetSink;
 /// How long to wait before the server is asked again; doubled each time.
 const FIRST_DELAY: Duration = Duration::from_millis(250);
 const LONGEST_DELAY: Duration = Duration::from_secs(5);
+/// How long after the first signal another one counts as impatience.
+const ONCE_MORE: Duration = Duration::from_secs(1);
 
 /// What is to be archived, and where to.
 #[derive(Clone, Debug)]
@@ -28,6 +33,9 @@ pub(crate) struct Job {
     pub(crate) out: PathBuf,
     pub(crate) state: PathBuf,
     pub(crate) flush: FlushSettings,
+    pub(crate) start: Option<Start>,
+    /// Fed by the connection, so that a missing permission is told from a server that does not answer.
+    pub(crate) denials: Denials,
 }
 
 impl Job {
@@ -48,17 +56,19 @@ type Stop = watch::Receiver<bool>;
 pub(crate) async fn main(settings: ArchiveSettings) -> Result<(), Failure> {
     let bar = progress::start_log(&settings.log).map_err(Failure::Setting)?;
     let stop = stop_on_signals().map_err(Failure::Fatal)?;
-    let ArchiveSettings { server, stream, filters, consumer, out, state, flush, log: _ } = settings;
-    let job = Job { stream, filters, consumer, out, state, flush };
-    let Some(client) = connect(&server, stop.clone()).await? else { return Ok(()) };
+    let ArchiveSettings { server, stream, filters, consumer, out, state, flush, start, log: _ } = settings;
+    let (start, denials) = (start.map(Start::from), Denials::default());
+    let Some(client) = connect(&server, denials.clone(), stop.clone()).await? else { return Ok(()) };
+    let job = Job { stream, filters, consumer, out, state, flush, start, denials };
     let jetstream = jetstream::new(client);
     let progress = Arc::new(Progress::default());
-    let watched = progress::watch(jetstream.clone(), job.clone(), Arc::clone(&progress), bar);
+    let watched = progress::watch(jetstream.clone(), job.clone(), Arc::clone(&progress), bar.clone());
     let ended = tokio::select! {
-        ended = run(jetstream, job, Arc::clone(&progress), stop) => ended?,
-        () = watched => None,
+        ended = run(jetstream, job, Arc::clone(&progress), stop) => ended,
+        () = watched => Ok(None),
     };
-    if let Some(ended) = ended {
+    bar.finish_and_clear();
+    if let Some(ended) = ended? {
         tracing::info!(archived = progress.records(), ?ended, "stopped");
     }
     Ok(())
@@ -81,7 +91,7 @@ pub(crate) async fn run(
         };
         match opened {
             Ok(driver) => break driver,
-            Err(error) if error.is_setting() => return Err(Failure::setting(error)),
+            Err(error) if error.is_setting() => return Err(failure(error)),
             Err(error) => {
                 let error = anyhow!(error);
                 tracing::warn!("cannot begin yet, trying again: {error:#}");
@@ -94,7 +104,11 @@ pub(crate) async fn run(
     progress.begin();
     tracing::info!(source = %job.source(), out = %job.out.display(), "archiving");
     let ended = driver.run_until(async move { stopped(&mut stop).await }).await;
-    ended.map(Some).map_err(|error| Failure::Fatal(anyhow!(error)))
+    ended.map(Some).map_err(failure)
+}
+
+fn failure(error: DriverError) -> Failure {
+    if error.is_setting() { Failure::setting(error) } else { Failure::Fatal(error.into()) }
 }
 
 /// The one place where the driver is put together.
@@ -103,7 +117,11 @@ async fn open(jetstream: &Context, job: &Job, progress: &Arc<Progress>) -> Resul
         .consumer(&job.consumer)
         .state_dir(&job.state)
         .flush_every(job.flush.records as u64, job.flush.after)
-        .flush_bytes(job.flush.bytes as u64);
+        .flush_bytes(job.flush.bytes as u64)
+        .denials(job.denials.clone());
+    if let Some(start) = job.start {
+        builder = builder.start(start);
+    }
     for filter in &job.filters {
         builder = builder.filter(filter);
     }
@@ -124,8 +142,8 @@ async fn sink(job: &Job, progress: &Arc<Progress>) -> Result<ParquetSink, crate:
 ///
 /// Not by `retry_on_initial_connect`, which also retries what will never be right, such as a wrong password. Once
 /// connected, the client reconnects for ever by itself.
-async fn connect(settings: &ServerSettings, mut stop: Stop) -> Result<Option<Client>, Failure> {
-    let options = options(settings).await.map_err(Failure::Setting)?;
+async fn connect(settings: &ServerSettings, denials: Denials, mut stop: Stop) -> Result<Option<Client>, Failure> {
+    let options = options(settings, denials).await.map_err(Failure::Setting)?;
     let mut delay = FIRST_DELAY;
     loop {
         let connected = tokio::select! {
@@ -148,17 +166,27 @@ async fn connect(settings: &ServerSettings, mut stop: Stop) -> Result<Option<Cli
 
 fn is_setting(error: &ConnectError) -> bool {
     use ConnectErrorKind::{Authentication, AuthorizationViolation, ServerParse, Tls};
+    // What rustls refuses (no TLS at the other end, an untrusted certificate) comes as invalid data.
+    let refused = |error: &std::io::Error| error.kind() == std::io::ErrorKind::InvalidData;
     matches!(error.kind(), ServerParse | Authentication | AuthorizationViolation | Tls)
+        || error.source().and_then(|source| source.downcast_ref()).is_some_and(refused)
 }
 
-async fn options(settings: &ServerSettings) -> anyhow::Result<ConnectOptions> {
-    let mut options = ConnectOptions::new().name("parquet_archiver").max_reconnects(None).event_callback(log_event);
+async fn options(settings: &ServerSettings, denials: Denials) -> anyhow::Result<ConnectOptions> {
+    let connected_before = Arc::new(AtomicBool::new(false));
+    let mut options =
+        ConnectOptions::new().name("parquet_archiver").max_reconnects(None).event_callback(move |event| {
+            denials.note(&event);
+            log_event(&event, &connected_before);
+            std::future::ready(())
+        });
     if let Some(path) = &settings.creds {
         let text = tokio::fs::read_to_string(path).await.with_context(|| format!("cannot read {}", path.display()))?;
         options = options.credentials(&text).with_context(|| format!("no credentials in {}", path.display()))?;
     }
     if let Some(path) = &settings.tls_ca {
-        tokio::fs::read(path).await.with_context(|| format!("cannot read {}", path.display()))?;
+        let text = tokio::fs::read_to_string(path).await.with_context(|| format!("cannot read {}", path.display()))?;
+        anyhow::ensure!(text.contains("BEGIN CERTIFICATE"), "no certificate in PEM format in {}", path.display());
         options = options.add_root_certificates(path.clone()).require_tls(true);
     }
     if let Some(user) = &settings.user {
@@ -168,9 +196,10 @@ async fn options(settings: &ServerSettings) -> anyhow::Result<ConnectOptions> {
     Ok(options)
 }
 
-async fn log_event(event: Event) {
+/// The client's own log is off: this says what matters of it.
+fn log_event(event: &Event, connected_before: &AtomicBool) {
     match event {
-        Event::Connected => tracing::info!("connected"),
+        Event::Connected if connected_before.swap(true, Ordering::Relaxed) => tracing::info!("connected again"),
         Event::Disconnected => tracing::warn!("the connection to the server is lost, reconnecting"),
         Event::ServerError(error) => tracing::warn!("the server says: {error}"),
         // While the server is away, one of these comes with every attempt.
@@ -199,8 +228,14 @@ fn stop_on_signals() -> anyhow::Result<Stop> {
         tracing::info!("stopping; once more stops at once");
         // Nobody listens any more where the work has ended already.
         let _ = sender.send(true);
-        signals.next().await;
-        std::process::exit(130);
+        let told = Instant::now();
+        loop {
+            signals.next().await;
+            // Some supervisors signal the process and then its group.
+            if told.elapsed() > ONCE_MORE {
+                std::process::exit(130);
+            }
+        }
     });
     Ok(stop)
 }

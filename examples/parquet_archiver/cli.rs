@@ -5,7 +5,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use replay_guard::Start;
 
 /// Archives a NATS JetStream stream into Parquet files, without loss and without writing anything twice.
 #[derive(Debug, Parser)]
@@ -66,9 +67,33 @@ pub(crate) struct ArchiveSettings {
     #[command(flatten)]
     pub(crate) flush: FlushSettings,
 
+    /// Where to begin if the checkpoint directory knows nothing of this stream and filter [default: consumer]
+    #[arg(long, value_enum)]
+    pub(crate) start: Option<StartAt>,
+
     /// What to log: `error`, `warn`, `info`, `debug`, or by module, such as `info,replay_guard=debug`
-    #[arg(long, value_name = "FILTER", default_value = "info")]
+    #[arg(long, value_name = "FILTER", default_value = "info,async_nats=off")]
     pub(crate) log: String,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum StartAt {
+    /// Where the consumer stands; at the first message if there is no consumer yet
+    Consumer,
+    /// What the consumer has acknowledged is archived already, by another archiver
+    Adopt,
+    /// At the stream's first message, wherever the consumer stands
+    Beginning,
+}
+
+impl From<StartAt> for Start {
+    fn from(at: StartAt) -> Self {
+        match at {
+            StartAt::Consumer => Self::Consumer,
+            StartAt::Adopt => Self::Adopt,
+            StartAt::Beginning => Self::Beginning,
+        }
+    }
 }
 
 /// A file is written when the first of these is reached.
@@ -159,7 +184,7 @@ mod tests {
         assert_eq!(settings.server.urls, ["nats://h:1", "nats://i:2"]);
         assert_eq!(settings.filters, ["s.>", "t.*"]);
         assert_eq!((settings.flush.records, settings.flush.after), (500, Duration::from_millis(500)));
-        assert_eq!((settings.flush.bytes, settings.log.as_str()), (64 << 20, "info"));
+        assert_eq!((settings.flush.bytes, settings.log.as_str()), (64 << 20, "info,async_nats=off"));
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use crate::names;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SinkError {
     #[error(
-        "cannot make the directory {path} durable; check that it is a directory and that this user may write to it"
+        "cannot create, write or sync the directory {path}; check that it is one and that this user may write to it"
     )]
     Directory { path: PathBuf, source: io::Error },
     #[error("cannot write {path}; check the free space and the permissions of its directory")]

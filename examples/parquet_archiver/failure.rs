@@ -26,10 +26,18 @@ impl Failure {
 }
 
 impl fmt::Display for Failure {
-    /// The error and its causes on one line.
+    /// The error and its causes on one line, without the causes that the texts above them repeat.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (Self::Setting(error) | Self::Fatal(error)) = self;
-        write!(f, "{}", format!("{error:#}").split_whitespace().collect::<Vec<_>>().join(" "))
+        let mut text = String::new();
+        for cause in error.chain() {
+            let cause = cause.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+            if !text.contains(&cause) {
+                text += if text.is_empty() { "" } else { ": " };
+                text += &cause;
+            }
+        }
+        f.write_str(&text)
     }
 }
 
@@ -39,7 +47,7 @@ mod tests {
 
     #[test]
     fn an_error_and_its_causes_stand_on_one_line() {
-        let error = anyhow::anyhow!("the disk\nis full").context("cannot write /a");
-        assert_eq!(Failure::Fatal(error).to_string(), "cannot write /a: the disk is full");
+        let error = anyhow::anyhow!("the disk\nis full").context("the disk is full (28)").context("cannot write /a");
+        assert_eq!(Failure::Fatal(error).to_string(), "cannot write /a: the disk is full (28)");
     }
 }

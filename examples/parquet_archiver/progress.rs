@@ -1,12 +1,13 @@
 //! How far the archiver is: a bar on a terminal while a backlog is read, plain log lines otherwise.
 
-use std::io::{self, Write};
+use std::fmt;
+use std::io::{self, IsTerminal as _, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use replay_guard::async_nats::jetstream::Context;
 use tokio::time::{Instant, MissedTickBehavior};
 use tracing_subscriber::EnvFilter;
@@ -56,13 +57,18 @@ impl Progress {
 /// Sets up the log on standard error and returns the bar it makes room for.
 pub(crate) fn start_log(filter: &str) -> anyhow::Result<ProgressBar> {
     let filter = EnvFilter::try_new(filter).with_context(|| format!("--log {filter:?} is not understood"))?;
-    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-    let style = "{spinner} {human_pos} archived of {human_len}, {per_sec}, about {eta} left";
-    bar.set_style(ProgressStyle::with_template(style).context("the progress bar's template")?);
+    // It is shown only while there is a backlog.
+    let bar = ProgressBar::hidden();
+    let style = "{spinner} {human_pos} of {human_len} archived, {rate} per second, about {eta} left";
+    let style = ProgressStyle::with_template(style).context("the progress bar's template")?;
+    bar.set_style(style.with_key("rate", |state: &ProgressState, to: &mut dyn fmt::Write| {
+        // A failure would be one of the terminal's, which the bar meets itself.
+        let _ = write!(to, "{:.0}", state.per_sec());
+    }));
     let beside = bar.clone();
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_ansi(!bar.is_hidden())
+        .with_ansi(io::stderr().is_terminal())
         .with_writer(move || Beside { bar: beside.clone() });
     log.try_init().map_err(|error| anyhow::anyhow!("cannot set up the log: {error}"))?;
     Ok(bar)
@@ -88,39 +94,42 @@ impl Write for Beside {
 pub(crate) async fn watch(jetstream: Context, job: Job, progress: Arc<Progress>, bar: ProgressBar) {
     let mut tick = tokio::time::interval(ASK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut reported_at, mut reported, mut behind) = (Instant::now(), 0, false);
+    let terminal = io::stderr().is_terminal();
+    let (mut reported_at, mut reported) = (Instant::now(), 0);
+    // How many were archived when the backlog began, while there is one.
+    let mut backlog = None;
     loop {
         tick.tick().await;
         let remaining = remaining(&jetstream, &job).await;
         let records = progress.records();
-        let was_behind = behind;
-        behind = remaining.map_or(behind, |remaining| is_behind(behind, remaining));
-        if !bar.is_hidden() {
-            show(&bar, records, remaining, was_behind, behind);
+        let behind = remaining.map_or(backlog.is_some(), |remaining| is_behind(backlog.is_some(), remaining));
+        if terminal {
+            show(&bar, records, remaining, backlog, behind);
         } else if reported_at.elapsed() >= REPORT {
             if records > reported || behind {
                 report(&progress, records - reported, reported_at.elapsed(), remaining);
             }
             (reported_at, reported) = (Instant::now(), records);
         }
+        backlog = behind.then(|| backlog.unwrap_or(records));
     }
 }
 
-fn show(bar: &ProgressBar, records: u64, remaining: Option<u64>, was_behind: bool, behind: bool) {
-    if behind && !was_behind {
-        bar.reset();
-        // The rate shall speak of this backlog only.
-        bar.set_position(records);
-        bar.reset_eta();
-    }
+fn show(bar: &ProgressBar, records: u64, remaining: Option<u64>, backlog: Option<u64>, behind: bool) {
     if behind {
-        if let Some(remaining) = remaining {
-            bar.set_length(records + remaining);
+        if backlog.is_none() {
+            bar.reset();
+            bar.set_draw_target(ProgressDrawTarget::stderr());
         }
-        bar.set_position(records);
+        let done = records - backlog.unwrap_or(records);
+        bar.set_position(done);
+        if let Some(remaining) = remaining {
+            bar.set_length(done + remaining);
+        }
         bar.tick();
-    } else if was_behind {
+    } else if backlog.is_some() {
         bar.finish_and_clear();
+        bar.set_draw_target(ProgressDrawTarget::hidden());
         tracing::info!(archived = records, "caught up");
     }
 }

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Error, Result, anyhow, bail};
 use futures_util::future::try_join_all;
+use replay_guard::Ended;
 use replay_guard::async_nats::jetstream::{self, Context, stream};
+use replay_guard::jetstream::Denials;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -16,7 +18,6 @@ use crate::cli::FlushSettings;
 use crate::failure::Failure;
 use crate::nats::{Server, Want};
 use crate::progress::Progress;
-use replay_guard::Ended;
 
 use super::data::Message;
 use super::verdict::Published;
@@ -63,7 +64,9 @@ impl Stage {
             consumer: "archiver".into(),
             out: directory.join("archive"),
             state: directory.join("state"),
-            flush: FlushSettings { records: 500, after: Duration::from_millis(200), bytes: 64 << 20 },
+            flush: FlushSettings { records: 1_000, after: Duration::from_millis(200), bytes: 64 << 20 },
+            start: None,
+            denials: Denials::default(),
         };
         Ok(Self { server, producer, job })
     }
@@ -148,7 +151,7 @@ impl Stage {
     /// Starts an archiver as another process would, and waits until it is at work.
     pub(super) async fn start_archiver(&mut self) -> Result<Archiver> {
         // As at another hour, files end elsewhere: what is written again does not just replace what was there.
-        self.job.flush.records += 70;
+        self.job.flush.records -= 70;
         let client = self.server.client().await.map_err(Error::from_boxed)?;
         let jetstream = jetstream::new(client);
         let progress = Arc::new(Progress::default());
