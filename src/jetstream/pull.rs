@@ -120,7 +120,9 @@ impl Pull {
             let Some(message) = message else {
                 return Err(SessionEnd::Server("the subscription ended".to_owned()));
             };
-            let Some(status) = message.status.filter(|status| status.as_u16() != 200) else {
+            // A publisher may give its message a status line of its own: what can be acked is a delivery.
+            let delivery = message.reply.as_ref().is_some_and(|reply| reply.starts_with("$JS.ACK."));
+            let Some(status) = message.status.filter(|_| !delivery) else {
                 self.wanted = self.wanted.saturating_sub(1);
                 self.large = false;
                 self.backoff.reset();
