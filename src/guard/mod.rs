@@ -126,7 +126,8 @@ impl<S: Sink> Guard<S> {
     pub async fn begin_session(&mut self) -> Result<Permits, GuardError> {
         let sink = self.enter()?;
         let outcome = self.core.begin_session().await;
-        self.leave(sink, outcome)
+        let pending = self.pending();
+        self.leave(sink, outcome.map(|permits| Permits { pending, ..permits }))
     }
 
     /// Offers a delivery. `follows` is the driver's knowledge that nothing of the source lies between the stream sequence
@@ -191,7 +192,8 @@ impl<S: Sink> Guard<S> {
         }
         let mut sink = self.enter()?;
         let outcome = Self::flush_with(&mut sink, &mut self.core, reason).await;
-        self.leave(sink, outcome)
+        let pending = self.pending();
+        self.leave(sink, outcome.map(|permits| Permits { pending, ..permits }))
     }
 
     async fn flush_with(sink: &mut S, core: &mut Core, reason: Reason) -> Result<Permits, GuardError> {

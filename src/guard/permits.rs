@@ -29,6 +29,7 @@ pub struct Permits {
     pub(super) acks: Vec<RecordId>,
     pub(super) rejected: Vec<RecordId>,
     pub(super) floor: u64,
+    pub(super) pending: usize,
     pub(super) fork: Option<Box<Fork>>,
     pub(super) move_to: Option<u64>,
     pub(super) unknown: Option<ObserveError>,
@@ -52,6 +53,11 @@ impl Permits {
     /// ack-all, the highest delivery of the session at or below it is the one to ack.
     pub const fn floor(&self) -> u64 {
         self.floor
+    }
+
+    /// How many records are still with the sink: not durable yet, or not verified. They need another flush.
+    pub const fn pending(&self) -> usize {
+        self.pending
     }
 
     /// The fork that was found, if there was one. Then nothing is permitted, every acker is void, and the consumer must be

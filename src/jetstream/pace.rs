@@ -22,11 +22,13 @@ pub(crate) struct Pace {
     bytes: u64,
     since: Option<Duration>,
     full: bool,
+    /// The sink holds records from before the last flush.
+    left: bool,
 }
 
 impl Pace {
     pub(crate) const fn new(limits: Limits) -> Self {
-        Self { limits, count: 0, bytes: 0, since: None, full: false }
+        Self { limits, count: 0, bytes: 0, since: None, full: false, left: false }
     }
 
     /// A delivery of this many bytes was offered.
@@ -39,15 +41,15 @@ impl Pace {
         }
     }
 
-    /// A flush was made.
-    pub(crate) const fn flushed(&mut self) {
-        *self = Self::new(self.limits);
+    /// A flush was made, or a session begins. `left`: the sink still holds records; their age begins anew.
+    pub(crate) fn flushed(&mut self, left: bool, now: Duration) {
+        *self = Self { since: left.then_some(now), left, ..Self::new(self.limits) };
     }
 
     /// Whether a flush is due, and which, with this many deliveries waiting for an ack.
     pub(crate) fn due(&self, waiting: u64, now: Duration) -> Option<Reason> {
         let Limits { count, bytes, age, window } = self.limits;
-        if window.is_some_and(|window| waiting >= window) && self.count > 0 {
+        if window.is_some_and(|window| waiting >= window) && (self.count > 0 || self.left) {
             return Some(Reason::Everything);
         }
         let old = self.since.is_some_and(|since| now.saturating_sub(since) >= age);
@@ -119,10 +121,10 @@ mod tests {
         assert_eq!(pace.due(1, SECOND * 6), Some(Reason::Due));
         pace.offered(99, false, SECOND);
         assert_eq!(pace.due(2, SECOND), Some(Reason::Due));
-        pace.flushed();
+        pace.flushed(false, SECOND);
         pace.offered(1, true, SECOND);
         assert_eq!(pace.due(1, SECOND), Some(Reason::Due));
-        pace.flushed();
+        pace.flushed(false, SECOND);
         for _ in 0..3 {
             assert_eq!(pace.due(0, SECOND), None);
             pace.offered(0, false, SECOND);
@@ -137,8 +139,21 @@ mod tests {
         assert_eq!(pace.due(1, SECOND), None);
         pace.offered(1, false, SECOND);
         assert_eq!(pace.due(2, SECOND), Some(Reason::Everything));
-        pace.flushed();
+        pace.flushed(false, SECOND);
         assert_eq!(pace.due(2, SECOND), None, "nothing new to flush");
+    }
+
+    #[test]
+    fn what_the_sink_kept_open_is_flushed_again_without_a_delivery() {
+        let mut pace = Pace::new(limits(Some(2)));
+        pace.offered(1, false, SECOND);
+        pace.flushed(true, SECOND * 6);
+        assert_eq!((pace.due(1, SECOND * 10), pace.due(1, SECOND * 11)), (None, Some(Reason::Due)));
+        assert_eq!(
+            pace.due(2, SECOND * 7),
+            Some(Reason::Everything),
+            "the server sends nothing more until something is acked"
+        );
     }
 
     #[test]

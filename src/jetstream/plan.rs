@@ -131,6 +131,8 @@ pub(crate) struct Plan {
     not_before: Duration,
     stop: bool,
     floor: u64,
+    /// Whether the sink held records when the session began.
+    pending: bool,
     /// Why sessions ended and tries failed, for the events, oldest first.
     notes: Vec<Note>,
 }
@@ -157,6 +159,7 @@ impl Plan {
             not_before: Duration::ZERO,
             stop: false,
             floor,
+            pending: false,
             notes: Vec::new(),
         }
     }
@@ -273,6 +276,7 @@ impl Plan {
     /// The guard began a session, on this connection.
     pub(crate) fn began(&mut self, permits: &Permits, connection: Connection, now: Duration) {
         self.floor = permits.floor();
+        self.pending = permits.pending() > 0;
         if let Some(to) = permits.move_to() {
             self.move_to = Some(to);
             self.phase = Phase::Between;
@@ -367,11 +371,14 @@ impl Plan {
             let window = u64::try_from(config.max_ack_pending).ok().filter(|window| *window > 0);
             // Twice within an ack deadline, with time for the way to the server.
             let round = (position.ack_deadline() / 4).max(LEAST_ROUND);
+            let mut pace = Pace::new(Limits { window, ..self.flush });
+            // They may be held: durable, and only to be verified.
+            pace.flushed(self.pending, now);
             let running = Running {
                 connection: *connection,
                 chain: Chain::new(!matches!(config.deliver_policy, DeliverPolicy::LastPerSubject), *start),
                 window: Window::default(),
-                pace: Pace::new(Limits { window, ..self.flush }),
+                pace,
                 ack_all: matches!(config.ack_policy, AckPolicy::All),
                 answers: Vec::new(),
                 last: false,
@@ -449,7 +456,7 @@ impl Plan {
             return;
         }
         self.backoff.reset();
-        running.pace.flushed();
+        running.pace.flushed(permits.pending() > 0, now);
         running.answers = running.window.answers(permits, running.ack_all);
         running.last = self.stop;
         self.answered();
