@@ -45,8 +45,10 @@ pub(crate) struct Core {
     pub(super) counters: Counters,
     pub(super) report: OpenReport,
     pub(super) skips: SkipTracker,
-    /// Nothing is written before the next flush.
-    pub(super) flush_due: bool,
+    /// The sink is full: nothing is written before the next flush.
+    pub(super) full: bool,
+    /// The stream could not be asked at the last flush: nothing is written before it could.
+    pub(super) unverified: bool,
     /// The record that the last fork took away, until others are verified.
     pub(super) last_fork: Option<RecordId>,
     /// Gaps that cannot be closed for now, by the sequences beside them: something of the source lies in them, or a record
@@ -143,7 +145,7 @@ impl Core {
             return Err(GuardError::MovePending { to });
         }
         let class = self.ledger.classify(id);
-        if self.flush_due && class == Class::Fresh {
+        if (self.full || self.unverified) && class == Class::Fresh {
             return Err(GuardError::FlushDue);
         }
         Ok(class)
@@ -176,7 +178,7 @@ impl Core {
                 false
             }
         };
-        self.flush_due = *written == Written::Full;
+        self.full = *written == Written::Full;
         self.ledger.accept(witness, link, rejected);
         if let Some(run) = self.skips.end() {
             events::skip_run(&self.source, run);
@@ -209,6 +211,7 @@ impl Core {
             Ok(Verdict::Fork(evidence)) => self.fork(evidence).await?,
             Ok(Verdict::Stands(stands)) => self.commit(stands).await?,
         };
+        self.unverified = permits.unknown.is_some();
         permits.ended = ended;
         Ok(permits)
     }
@@ -219,7 +222,6 @@ impl Core {
             return Err(GuardError::Observe(error));
         }
         self.counters.unknown += 1;
-        self.flush_due = true;
         events::unverified(&self.source, self.ledger.pending().len(), &error);
         Ok(Permits { unknown: Some(error), floor: self.floor(), ..Permits::default() })
     }
@@ -442,9 +444,9 @@ impl Core {
                     events::created_drifted(&self.source, self.created, view.created);
                     self.created = view.created;
                 }
-                // What made a flush due may have been the stream's silence.
-                self.flush_due = self.flush_due && self.ledger.in_sink();
-                Ok(Permits { floor: self.floor(), ..Permits::default() })
+                self.unverified = false;
+                let flush_due = self.full;
+                Ok(Permits { floor: self.floor(), flush_due, ..Permits::default() })
             }
         }
     }
@@ -531,10 +533,10 @@ impl Core {
                 None => Placement::Fork(permits),
             })
         };
-        if let Some(newest) = self.ledger.newest_witness() {
-            if let Some(evidence) = self.contradicts(newest).await? {
-                return Ok(forked(self.fork(evidence).await));
-            }
+        if let Some(newest) = self.ledger.newest_witness()
+            && let Some(evidence) = self.contradicts(newest).await?
+        {
+            return Ok(forked(self.fork(evidence).await));
         }
         let highest = position.delivered.max(position.ack_floor);
         if highest > self.view.last {

@@ -208,7 +208,7 @@ impl<S: Sink> Guard<S> {
                 return Err(GuardError::NotEverything { left });
             }
         }
-        core.flush_due = false;
+        core.full = false;
         core.settle().await
     }
 

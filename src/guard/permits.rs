@@ -30,6 +30,7 @@ pub struct Permits {
     pub(super) rejected: Vec<RecordId>,
     pub(super) floor: u64,
     pub(super) pending: usize,
+    pub(super) flush_due: bool,
     pub(super) fork: Option<Box<Fork>>,
     pub(super) move_to: Option<u64>,
     pub(super) unknown: Option<ObserveError>,
@@ -58,6 +59,11 @@ impl Permits {
     /// How many records are still with the sink: not durable yet, or not verified. They need another flush.
     pub const fn pending(&self) -> usize {
         self.pending
+    }
+
+    /// Whether the sink, full before the session began, must be flushed before the next record.
+    pub const fn flush_due(&self) -> bool {
+        self.flush_due
     }
 
     /// The fork that was found, if there was one. Then nothing is permitted, every acker is void, and the consumer must be

@@ -41,6 +41,11 @@ impl Pace {
         }
     }
 
+    /// The sink was full before the session began.
+    pub(crate) const fn full(&mut self) {
+        self.full = true;
+    }
+
     /// A flush was made, or a session begins. `left`: the sink still holds records; their age begins anew.
     pub(crate) fn flushed(&mut self, left: bool, now: Duration) {
         *self = Self { since: left.then_some(now), left, ..Self::new(self.limits) };

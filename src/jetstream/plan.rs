@@ -133,6 +133,8 @@ pub(crate) struct Plan {
     floor: u64,
     /// Whether the sink held records when the session began.
     pending: bool,
+    /// Whether it wanted a flush then.
+    full: bool,
     /// Why sessions ended and tries failed, for the events, oldest first.
     notes: Vec<Note>,
 }
@@ -160,6 +162,7 @@ impl Plan {
             stop: false,
             floor,
             pending: false,
+            full: false,
             notes: Vec::new(),
         }
     }
@@ -277,6 +280,7 @@ impl Plan {
     pub(crate) fn began(&mut self, permits: &Permits, connection: Connection, now: Duration) {
         self.floor = permits.floor();
         self.pending = permits.pending() > 0;
+        self.full = permits.flush_due();
         if let Some(to) = permits.move_to() {
             self.move_to = Some(to);
             self.phase = Phase::Between;
@@ -374,6 +378,9 @@ impl Plan {
             let mut pace = Pace::new(Limits { window, ..self.flush });
             // They may be held: durable, and only to be verified.
             pace.flushed(self.pending, now);
+            if self.full {
+                pace.full();
+            }
             let running = Running {
                 connection: *connection,
                 chain: Chain::new(!matches!(config.deliver_policy, DeliverPolicy::LastPerSubject), *start),
