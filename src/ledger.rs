@@ -1,5 +1,7 @@
 //! What is archived, what is with the sink, what is new. Pure: no I/O, no clock, no async.
 
+use std::collections::BTreeMap;
+
 use crate::coverage::{Coverage, Span};
 use crate::record::RecordId;
 use crate::sink::Durable;
@@ -73,8 +75,13 @@ pub(crate) struct Ledger {
     pending: Vec<Entry>,
     /// Deliveries skipped since the last flush, by id, in the order they came.
     pub(crate) skipped: Vec<RecordId>,
+    /// Gaps closed in this session on the stream's answer, first to last sequence. A delivery from there was taken before
+    /// its message left the stream, and is not archived.
+    holes: BTreeMap<u64, u64>,
     session: u32,
     segment: u32,
+    /// The segment of the newest record that was verified.
+    settled_in: u32,
     backlog: Backlog,
     before: Option<RecordId>,
 }
@@ -96,17 +103,26 @@ impl Ledger {
         self.backlog = backlog;
         self.before = None;
         self.skipped.clear();
+        self.holes.clear();
     }
 
     /// What a delivery is.
     pub(crate) fn classify(&self, id: RecordId) -> Class {
-        if self.coverage.find(id.sequence).is_some_and(|span| span.knows(id.published)) {
+        // First of all: what is with the sink is not durable yet, even where nothing of the source is left beside it.
+        if self.position(id).is_ok() {
+            return Class::Pending;
+        }
+        let hole = self.holes.range(..=id.sequence).next_back().is_some_and(|(_, last)| id.sequence <= *last);
+        if !hole && self.coverage.find(id.sequence).is_some_and(|span| span.knows(id.published)) {
             Class::Archived
-        } else if self.position(id).is_ok() {
-            Class::Pending
         } else {
             Class::Fresh
         }
+    }
+
+    /// The stream says that nothing of the source is left from `first` to `last`.
+    pub(crate) fn emptied(&mut self, first: u64, last: u64) {
+        self.holes.insert(first, last);
     }
 
     /// Notes a delivery, in the order they come: finds seams, and turns the driver's word that nothing of the source lies
@@ -213,6 +229,11 @@ impl Ledger {
         used
     }
 
+    /// Whether a seam lies between the newest verified record and one of those that are asked about.
+    pub(crate) fn crosses_seam(&self, asked: impl Fn(&Entry) -> bool) -> bool {
+        self.pending.iter().any(|entry| entry.segment != self.settled_in && asked(entry))
+    }
+
     /// Moves records that were verified from pending to coverage. `keep` says which; `linked` says whether a link over a
     /// seam holds: the record before was seen unchanged afterwards. Returns their witnesses, lowest first.
     pub(crate) fn settle(&mut self, keep: impl Fn(&Entry) -> bool, linked: impl Fn(&Link) -> bool) -> Vec<Entry> {
@@ -224,6 +245,9 @@ impl Ledger {
             }
             !done
         });
+        if let Some(newest) = settled.last() {
+            self.settled_in = newest.segment;
+        }
         for entry in &settled {
             // What stands in a span by its sequence is covered; its foreign time must not widen the span.
             if entry.inside && self.coverage.find(entry.witness.sequence()).is_some() {

@@ -49,8 +49,8 @@ pub(crate) struct Core {
     pub(super) full: bool,
     /// The stream could not be asked at the last flush: nothing is written before it could.
     pub(super) unverified: bool,
-    /// The record that the last fork took away, until others are verified.
-    pub(super) last_fork: Option<RecordId>,
+    /// What the last fork took away and found in its place, until others are verified.
+    pub(super) last_fork: Option<(RecordId, Option<RecordId>)>,
     /// Gaps that cannot be closed for now, by the sequences beside them: something of the source lies in them, or a record
     /// beside them is gone. Asked again after a while.
     pub(super) blocked: BTreeSet<(u64, u64)>,
@@ -403,7 +403,8 @@ impl Core {
         };
         // The same record can only be taken away twice if it was delivered again in between, and then the stream that is
         // read is not the one that delivers.
-        if report.archived.is_some() && std::mem::replace(&mut self.last_fork, report.archived) == report.archived {
+        let sides = report.archived.map(|archived| (archived, report.found));
+        if std::mem::replace(&mut self.last_fork, sides).is_some_and(|before| Some(before) == sides) {
             return Err(GuardError::ForkAgain {
                 source_name: self.source.to_string(),
                 at: report.at,
@@ -492,6 +493,7 @@ impl Core {
                 self.ledger.coverage.extend_down(index, low);
             }
             if low < above.first {
+                self.ledger.emptied(low, above.first - 1);
                 self.counters.gaps_closed += 1;
                 events::gap_closed(&self.source, low, above.first - 1);
             }

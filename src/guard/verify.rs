@@ -124,6 +124,7 @@ pub(super) async fn verify(
     // One pipelined round of what is always read: the newest witness, the spans that skips rely on, the newest record of
     // each segment.
     let previous = ledger.newest_witness();
+    let seam = ledger.crosses_seam(|entry| scope.takes(entry));
     let spans = ledger.spans_skipped();
     let newest = newest_of_segments(ledger, scope);
     let mut asked: Vec<Witness> = previous.into_iter().collect();
@@ -136,7 +137,8 @@ pub(super) async fn verify(
     for (witness, reading) in answers.by_ref().take(usize::from(previous.is_some())) {
         match Answer::of(reading, witness) {
             Answer::Equal => _ = stands.equal.insert(witness.sequence()),
-            Answer::Gone if removed && scope == Scope::Flushed => {}
+            // We acked it. Over a seam the stream may have lost its tail all the same.
+            Answer::Gone if removed && scope == Scope::Flushed && !seam => {}
             Answer::Gone => forked |= !span_holds(observer, ledger, witness, &mut stands, &mut evidence).await?,
             answer => forked |= note(answer, witness, &mut evidence),
         }

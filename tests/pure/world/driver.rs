@@ -45,6 +45,8 @@ pub(crate) struct Driver {
     waiting: bool,
     passed: Option<u64>,
     sessions_in_a_row: u32,
+    /// How many forks this guard has reported.
+    forks_told: u64,
     pub(crate) forks: Vec<Fork>,
     pub(crate) moves: Vec<u64>,
     pub(crate) runs: Vec<SkipRun>,
@@ -85,6 +87,7 @@ impl Driver {
             waiting: false,
             passed: None,
             sessions_in_a_row: 0,
+            forks_told: 0,
             forks: Vec::new(),
             moves: Vec::new(),
             runs: Vec::new(),
@@ -136,6 +139,7 @@ impl Driver {
         if matches!(self.guard().report().trust, Trust::Through(_) | Trust::Nothing | Trust::Damaged) {
             self.allow_uncovered();
         }
+        self.forks_told = self.guard().counters().forks;
         Ok(())
     }
 
@@ -153,6 +157,11 @@ impl Driver {
 
     /// The process dies. What the sink made durable and the store saved is all that is left.
     pub(crate) fn crash(&mut self) {
+        // A fork that was found by the call that was dropped.
+        if self.guard.as_ref().is_some_and(|guard| guard.is_closed() && guard.counters().forks > self.forks_told) {
+            self.allow_uncovered();
+        }
+        self.forks_told = 0;
         if self.guard.take().is_some() {
             for id in std::mem::take(&mut self.open_records) {
                 *self.allowed.entry(id).or_default() += 1;
@@ -199,6 +208,7 @@ impl Driver {
         }
         if let Some(fork) = permits.fork() {
             self.forks.push(fork.clone());
+            self.forks_told += 1;
             self.allow_uncovered();
             self.open_records.retain(|id| !fork.orphaned.contains(id));
         }
