@@ -6,6 +6,7 @@
 mod nats;
 
 mod consumer;
+mod driver;
 mod harness;
 mod observer;
 

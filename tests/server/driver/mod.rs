@@ -1,0 +1,9 @@
+//! Whole drivers against real servers: what people reported, and what a running archiver meets.
+
+mod acks;
+mod connection;
+mod events;
+mod fork;
+mod rewind;
+mod rig;
+mod sink;

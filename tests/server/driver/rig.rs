@@ -1,0 +1,358 @@
+//! A stream, an archive and a state directory, and drivers between them.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, Info, PullConsumer, pull};
+use async_nats::jetstream::stream::{Config, RetentionPolicy};
+use async_nats::jetstream::{self, Context};
+use futures_util::StreamExt as _;
+use replay_guard::{Driver, DriverBuilder, DriverError, Ended, RecordId, Status};
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+
+use super::events::{self, Event};
+use super::sink::{Archive, MemorySink};
+use crate::nats::Server;
+
+/// How long anything may take on a busy machine.
+pub(super) const DEADLINE: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(5);
+/// The consumer of every driver that is not told otherwise.
+pub(super) const CONSUMER: &str = "archiver";
+
+/// Looks until it is so.
+pub(super) async fn until(what: &str, mut so: impl AsyncFnMut() -> bool) {
+    let deadline = Instant::now() + DEADLINE;
+    while !so().await {
+        assert!(Instant::now() < deadline, "still not so: {what}");
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+/// A driver that runs.
+pub(super) struct Running {
+    task: JoinHandle<Result<Ended, DriverError>>,
+    stop: oneshot::Sender<()>,
+    pub(super) status: watch::Receiver<Status>,
+}
+
+impl Running {
+    pub(super) fn now(&self) -> Status {
+        *self.status.borrow()
+    }
+
+    /// The wish to stop, and the end.
+    pub(super) async fn stop(self) -> Result<Ended, DriverError> {
+        let _ = self.stop.send(());
+        tokio::time::timeout(DEADLINE, self.task).await.expect("the driver did not stop").unwrap()
+    }
+
+    /// The end that comes by itself.
+    pub(super) async fn end(self) -> DriverError {
+        let ended = tokio::time::timeout(DEADLINE, self.task).await.expect("the driver did not end").unwrap();
+        ended.expect_err("the driver ended without being told")
+    }
+
+    /// As a kill of the process does: nothing is flushed.
+    pub(super) async fn abort(self) {
+        self.task.abort();
+        let _ = self.task.await;
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.task.is_finished()
+    }
+}
+
+/// Runs a driver that is open.
+pub(super) fn spawn<S: replay_guard::Sink + 'static>(driver: Driver<S>) -> Running {
+    let status = driver.status();
+    let (stop, stopped) = oneshot::channel();
+    let task = tokio::spawn(driver.run_until(async {
+        let _ = stopped.await;
+    }));
+    Running { task, stop, status }
+}
+
+/// What one test works with.
+pub(super) struct Rig {
+    pub(super) server: Server,
+    /// The producers' and the tests' own connection.
+    pub(super) context: Context,
+    pub(super) stream: String,
+    pub(super) archive: Archive,
+    state: tempfile::TempDir,
+    /// Every payload that was ever published.
+    payloads: Vec<String>,
+}
+
+impl Rig {
+    /// A stream over `<name>.>`, a new name each time.
+    pub(super) async fn new(server: Server) -> Self {
+        Self::with(server, |config| config).await
+    }
+
+    pub(super) async fn retaining(server: Server, retention: RetentionPolicy) -> Self {
+        Self::with(server, |config| Config { retention, ..config }).await
+    }
+
+    pub(super) async fn with(server: Server, config: impl FnOnce(Config) -> Config) -> Self {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        events::keep();
+        let stream = format!("S{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        let context = jetstream::new(server.client().await.unwrap());
+        let subjects = vec![format!("{stream}.>")];
+        let made = context.create_stream(config(Config { name: stream.clone(), subjects, ..Default::default() }));
+        made.await.unwrap();
+        let state = tempfile::tempdir().unwrap();
+        Self { server, context, stream, archive: Archive::new(), state, payloads: Vec::new() }
+    }
+
+    pub(super) fn state_dir(&self) -> PathBuf {
+        self.state.path().to_owned()
+    }
+
+    /// The checkpoint file of the only source.
+    pub(super) fn checkpoint(&self) -> PathBuf {
+        let directories = std::fs::read_dir(self.state.path()).unwrap();
+        let files = directories.flat_map(|directory| std::fs::read_dir(directory.unwrap().path()).unwrap());
+        let mut paths = files.map(|file| file.unwrap().path());
+        paths.find(|path| path.extension().is_some_and(|kind| kind == "ckpt")).unwrap()
+    }
+
+    pub(super) fn subject(&self, end: &str) -> String {
+        format!("{}.{end}", self.stream)
+    }
+
+    /// Publishes messages with payloads of their own, and waits for the server's word for each. Gives the last sequence.
+    pub(super) async fn publish(&mut self, count: u64) -> u64 {
+        self.publish_to(&["a"], count).await
+    }
+
+    /// The same, to these subjects in turn.
+    pub(super) async fn publish_to(&mut self, ends: &[&str], count: u64) -> u64 {
+        let subjects: Vec<String> = ends.iter().map(|end| self.subject(end)).collect();
+        let mut last = 0;
+        let mut left = count;
+        let mut turn = subjects.iter().cycle();
+        while left > 0 {
+            let mut acks = Vec::new();
+            for _ in 0..left.min(100) {
+                let payload = format!("{}-{}", self.stream, self.payloads.len());
+                let subject = turn.next().unwrap().clone();
+                self.payloads.push(payload.clone());
+                acks.push(self.context.publish(subject, payload.into()).await.unwrap());
+            }
+            left -= acks.len() as u64;
+            for ack in acks {
+                last = ack.await.unwrap().sequence;
+            }
+        }
+        last
+    }
+
+    /// A builder that flushes every 100 records or 200 ms, on a connection of its own.
+    pub(super) async fn builder(&self) -> DriverBuilder {
+        let context = jetstream::new(self.server.client().await.unwrap());
+        Driver::builder(context, self.stream.as_str())
+            .consumer(CONSUMER)
+            .state_dir(self.state_dir())
+            .flush_every(100, Duration::from_millis(200))
+    }
+
+    pub(super) async fn open(&self) -> Result<Driver<MemorySink>, DriverError> {
+        self.builder().await.open(self.archive.sink()).await
+    }
+
+    pub(super) async fn start(&self) -> Running {
+        spawn(self.open().await.unwrap())
+    }
+
+    /// A driver with other settings.
+    pub(super) async fn start_with(&self, change: impl FnOnce(DriverBuilder) -> DriverBuilder) -> Running {
+        spawn(change(self.builder().await).open(self.archive.sink()).await.unwrap())
+    }
+
+    /// Runs a driver until so many records are durable, and stops it.
+    pub(super) async fn archive_to(&self, count: usize) -> Ended {
+        let running = self.start().await;
+        self.durable(count).await;
+        running.stop().await.unwrap()
+    }
+
+    pub(super) async fn durable(&self, count: usize) {
+        until(&format!("{count} durable"), async || self.archive.count() >= count).await;
+    }
+
+    /// Waits until the consumer delivered all and everything is acked.
+    pub(super) async fn acked(&self) {
+        self.acked_of(CONSUMER).await;
+    }
+
+    pub(super) async fn acked_of(&self, consumer: &str) {
+        until("all is acked", async || {
+            let Ok(info) = self.try_info(consumer).await else { return false };
+            info.num_ack_pending == 0 && info.num_pending == 0
+        })
+        .await;
+    }
+
+    async fn try_info(&self, consumer: &str) -> Result<Info, Box<dyn std::error::Error>> {
+        let stream = self.context.get_stream(&self.stream).await?;
+        Ok(stream.consumer_info(consumer).await?)
+    }
+
+    pub(super) async fn info(&self) -> Info {
+        self.try_info(CONSUMER).await.unwrap()
+    }
+
+    pub(super) async fn stream_state(&self) -> jetstream::stream::State {
+        self.context.get_stream(&self.stream).await.unwrap().cached_info().state.clone()
+    }
+
+    pub(super) async fn make_consumer(&self, config: pull::Config) -> PullConsumer {
+        let config = pull::Config { durable_name: Some(CONSUMER.to_owned()), ..config };
+        self.context.get_stream(&self.stream).await.unwrap().create_consumer(config).await.unwrap()
+    }
+
+    /// Every message that the stream holds: id and payload.
+    pub(super) async fn stream_holds(&self) -> Vec<(RecordId, Vec<u8>)> {
+        let stream = self.context.get_stream(&self.stream).await.unwrap();
+        let mut left = stream.cached_info().state.messages;
+        let config = pull::Config {
+            ack_policy: AckPolicy::None,
+            deliver_policy: DeliverPolicy::All,
+            inactive_threshold: Duration::from_secs(60),
+            ..Default::default()
+        };
+        let reader: PullConsumer = stream.create_consumer(config).await.unwrap();
+        let mut messages = reader.messages().await.unwrap();
+        let mut held = Vec::new();
+        while left > 0 {
+            let message = tokio::time::timeout(DEADLINE, messages.next()).await.expect("a message").unwrap().unwrap();
+            let reply = message.reply.as_ref().unwrap();
+            let tokens: Vec<&str> = reply.split('.').collect();
+            let id = RecordId::new(tokens[5].parse().unwrap(), tokens[7].parse().unwrap());
+            held.push((id, message.payload.to_vec()));
+            left -= 1;
+        }
+        held
+    }
+
+    /// Each message that was ever published is durable exactly once, and nothing else is.
+    pub(super) fn assert_published_once(&self) {
+        let mut copies: HashMap<String, usize> = HashMap::new();
+        for record in self.archive.durable() {
+            *copies.entry(String::from_utf8(record.payload.to_vec()).unwrap()).or_default() += 1;
+        }
+        let missing: Vec<&String> = self.payloads.iter().filter(|payload| !copies.contains_key(*payload)).collect();
+        assert!(missing.is_empty(), "{} missing: {:?}", missing.len(), &missing[..missing.len().min(5)]);
+        let twice: Vec<&String> = copies.iter().filter(|(_, count)| **count > 1).map(|(payload, _)| payload).collect();
+        assert!(twice.is_empty(), "{} twice: {:?}", twice.len(), &twice[..twice.len().min(5)]);
+        assert_eq!(copies.len(), self.payloads.len());
+    }
+
+    /// Each message that the stream holds is durable exactly once: this sequence, publish time and payload.
+    pub(super) async fn assert_stream_once(&self) {
+        let copies = self.archive.copies();
+        for message in self.stream_holds().await {
+            assert_eq!(copies.get(&message), Some(&1), "{} ({})", message.0, String::from_utf8_lossy(&message.1));
+        }
+    }
+
+    /// Both, for a stream that keeps what is acked.
+    pub(super) async fn assert_all_once(&self) {
+        self.assert_published_once();
+        self.assert_stream_once().await;
+    }
+
+    /// The events of one name, in the order they came.
+    pub(super) fn events(&self, name: &str) -> Vec<Event> {
+        let name = format!("replay_guard.{name}");
+        events::of(&self.stream).into_iter().filter(|event| event.name == name).collect()
+    }
+
+    pub(super) fn all_events(&self) -> Vec<Event> {
+        events::of(&self.stream)
+    }
+
+    pub(super) async fn event(&self, name: &str) -> Event {
+        until(&format!("the event {name}"), async || !self.events(name).is_empty()).await;
+        self.events(name).remove(0)
+    }
+
+    /// Power is cut and comes back: the server gets no chance to write anything; `damage` happens meanwhile.
+    pub(super) async fn cut(&mut self, damage: impl FnOnce(&Server, &str)) {
+        self.server.kill().unwrap();
+        damage(&self.server, &self.stream);
+        self.server.restart().await.unwrap();
+        self.back().await;
+    }
+
+    /// Waits until our own connection is up and the stream answers.
+    pub(super) async fn back(&self) {
+        until("the stream answers", async || self.context.get_stream(&self.stream).await.is_ok()).await;
+    }
+
+    /// Waits until the server has written down what the consumer's info says now.
+    pub(super) async fn consumer_written(&self) {
+        let directory = self.server.consumer_directory(&self.stream, CONSUMER);
+        let info = self.info().await;
+        until("the consumer's state is on disk", async || {
+            let Ok(state) = std::fs::read(directory.join("o.dat")) else { return false };
+            positions_in(&state) == Some((info.ack_floor.stream_sequence, info.delivered.stream_sequence))
+        })
+        .await;
+    }
+}
+
+/// The stream sequences of ack floor and last delivery in a consumer's state file: after magic and version come variable
+/// integers, of which they are the second and the fourth.
+fn positions_in(state: &[u8]) -> Option<(u64, u64)> {
+    let mut numbers = Vec::new();
+    let (mut number, mut shift) = (0, 0);
+    for byte in state.get(2..)? {
+        number |= u64::from(byte & 0x7f) << shift;
+        shift += 7;
+        if byte & 0x80 == 0 {
+            numbers.push(number);
+            (number, shift) = (0, 0);
+            if let [_, floor, _, delivered] = numbers[..] {
+                return Some((floor, delivered));
+            }
+        }
+    }
+    None
+}
+
+/// Every ack that reached the server, as an ordinary subscriber sees it: id and word.
+pub(super) struct AckTap {
+    client: async_nats::Client,
+    subscriber: async_nats::Subscriber,
+}
+
+impl AckTap {
+    pub(super) async fn new(rig: &Rig) -> Self {
+        let client = rig.server.client().await.unwrap();
+        let subscriber = client.subscribe(format!("$JS.ACK.{}.>", rig.stream)).await.unwrap();
+        client.flush().await.unwrap();
+        Self { client, subscriber }
+    }
+
+    /// The acks that came since this was asked last.
+    pub(super) async fn take(&mut self) -> Vec<(RecordId, String)> {
+        use futures_util::FutureExt as _;
+        // What the server sent before it answers this has come.
+        self.client.flush().await.unwrap();
+        let mut acks = Vec::new();
+        while let Some(Some(message)) = self.subscriber.next().now_or_never() {
+            let tokens: Vec<&str> = message.subject.split('.').collect();
+            let id = RecordId::new(tokens[5].parse().unwrap(), tokens[7].parse().unwrap());
+            acks.push((id, String::from_utf8(message.payload.to_vec()).unwrap()));
+        }
+        acks
+    }
+}
