@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::report::{Counters, OpenReport};
-use super::verify::{Evidence, Scope, Stands, Verdict, descend, read_all, span_holds, verify};
+use super::verify::{Evidence, Scope, Stands, Verdict, coverage_holds, descend, read_all, span_holds, verify};
 use super::{ConsumerPosition, Fork, Permits, Placement};
 use crate::checkpoint::{Checkpoint, ClaimBody, Override, RejectedRun, StateId, Totals, VERSION};
 use crate::claim::Claim;
@@ -535,10 +535,18 @@ impl Core {
                 None => Placement::Fork(permits),
             })
         };
-        if let Some(newest) = self.ledger.newest_witness()
-            && let Some(evidence) = self.contradicts(newest).await?
-        {
-            return Ok(forked(self.fork(evidence).await));
+        if let Some(newest) = self.ledger.newest_witness() {
+            if let Some(evidence) = self.contradicts(newest).await? {
+                return Ok(forked(self.fork(evidence).await));
+            }
+            // A newest witness that is gone ties nothing to the stream: what lies below is asked.
+            let session = self.ledger.session();
+            let mut stands = Stands::default();
+            if !self.ledger.coverage.was_seen(newest.sequence(), session)
+                && !coverage_holds(&*self.observer, &self.ledger, &mut stands).await?
+            {
+                return Ok(forked(self.fork(Evidence::default()).await));
+            }
         }
         let highest = position.delivered.max(position.ack_floor);
         if highest > self.view.last {

@@ -138,8 +138,11 @@ pub(super) async fn verify(
         match Answer::of(reading, witness) {
             Answer::Equal => _ = stands.equal.insert(witness.sequence()),
             // We acked it. Over a seam the stream may have lost its tail all the same.
-            Answer::Gone if removed && scope == Scope::Flushed && !seam => {}
-            Answer::Gone => forked |= !span_holds(observer, ledger, witness, &mut stands, &mut evidence).await?,
+            Answer::Gone if scope == Scope::Flushed && !seam => {
+                forked |= !removed && !span_holds(observer, ledger, witness, &mut stands, &mut evidence).await?;
+            }
+            // It ties this flush to nothing: what lies below may be of another life.
+            Answer::Gone => forked |= !coverage_holds(observer, ledger, &mut stands).await?,
             answer => forked |= note(answer, witness, &mut evidence),
         }
     }
@@ -192,6 +195,20 @@ fn newest_of_segments(ledger: &Ledger, scope: Scope) -> Vec<Entry> {
         }
     }
     newest
+}
+
+/// The newest witness is gone: does the coverage hold, down to the first witness that stands?
+pub(super) async fn coverage_holds(
+    observer: &dyn Observer,
+    ledger: &Ledger,
+    stands: &mut Stands,
+) -> Result<bool, ObserveError> {
+    let descent = Descent::new(ledger.coverage.clone(), ledger.witnesses.clone(), Vec::new(), None);
+    let cut = descend(observer, descent).await?;
+    if cut.by_time > 0 {
+        stands.by_time.extend(ledger.coverage.last().map(|span| span.last));
+    }
+    Ok(!cut.changed)
 }
 
 /// The witness of a span is gone: does the span hold by its times? False if a foreign message stands in it.

@@ -217,7 +217,8 @@ async fn pending_in_the_sink(mut rig: Rig) -> Rig {
     assert_eq!(fork.number("at"), 900);
     let durable: HashSet<_> = rig.archive.durable()[900..].iter().map(replay_guard::Record::id).collect();
     let acks = tap.take().await;
-    let old_life = rig.archive.durable().iter().filter(|record| record.sequence > 900).map(|r| r.published).min().unwrap();
+    let old_life =
+        rig.archive.durable().iter().filter(|record| record.sequence > 900).map(|r| r.published).min().unwrap();
     let new: Vec<_> = acks.iter().filter(|(_, word)| word == "+ACK").collect();
     assert_eq!(new.len(), 100, "one ack for each new message");
     assert!(new.iter().all(|(id, _)| durable.contains(id) && id.published > old_life));
@@ -234,7 +235,11 @@ impl CheckpointStore for Held {
     fn open(&mut self) -> futures_util::future::BoxFuture<'_, Result<Stored, StoreError>> {
         self.inner.open()
     }
-    fn save(&mut self, version: u16, body: bytes::Bytes) -> futures_util::future::BoxFuture<'_, Result<(), StoreError>> {
+    fn save(
+        &mut self,
+        version: u16,
+        body: bytes::Bytes,
+    ) -> futures_util::future::BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move {
             self.gate.pass().await;
             self.inner.save(version, body).await
