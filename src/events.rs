@@ -211,6 +211,17 @@ pub(crate) fn consumer_moved(source: &Source, consumer: &str, to: u64) {
     warn!(name: "replay_guard.consumer_moved", target: TARGET, source = %source, consumer, to, "the consumer was moved");
 }
 
+pub(crate) fn consumer_switched(source: &Source, consumer: &str, to: u64) {
+    warn!(
+        name: "replay_guard.consumer_switched",
+        target: TARGET,
+        source = %source,
+        consumer,
+        to,
+        "the consumer of the other name took over"
+    );
+}
+
 pub(crate) fn passed_over(source: &Source, consumer: &str, sequence: u64) {
     warn!(
         name: "replay_guard.passed_over", target: TARGET,

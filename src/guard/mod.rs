@@ -253,6 +253,22 @@ impl<S: Sink> Guard<S> {
         self.leave(sink, outcome)
     }
 
+    /// Saves the name of the consumer that is in use from now on, so that the next opening knows it.
+    ///
+    /// # Errors
+    ///
+    /// If the checkpoint cannot be saved. Closes the guard.
+    ///
+    /// # Cancel safety
+    ///
+    /// Closes the guard.
+    pub async fn use_consumer(&mut self, name: &str) -> Result<(), GuardError> {
+        let sink = self.enter()?;
+        self.core.consumer = Some(name.to_owned());
+        let outcome = self.core.save().await;
+        self.leave(sink, outcome)
+    }
+
     /// Takes the sink: while it is out, a cancelled call leaves the guard closed.
     fn enter(&mut self) -> Result<S, GuardError> {
         self.sink.take().ok_or(GuardError::Closed)

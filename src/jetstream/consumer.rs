@@ -13,6 +13,8 @@ use super::settings::{self, Expected, Warning};
 use crate::observer::{ObserveError, Observer};
 use crate::source::Source;
 
+/// What the alternate name has at its end.
+const SUFFIX: &str = "-rg";
 /// How often a consumer that was just made is made again if it stands where an old state file of its name left it.
 const TRIES: u32 = 3;
 
@@ -52,6 +54,29 @@ impl Consumer {
     pub fn with_denials(self, denials: Denials) -> Self {
         let observer = self.observer.with_denials(denials.clone());
         Self { api: self.api.with_denials(denials), observer, ..self }
+    }
+
+    /// The consumer under the alternate name: `NAME-rg`, or `NAME` if this is that. It serves where the server can neither
+    /// create nor delete this one, or where deleting it first would lose messages.
+    #[must_use]
+    pub fn other(&self) -> Self {
+        let name = match self.name.strip_suffix(SUFFIX) {
+            Some(name) => name.to_owned(),
+            None => format!("{}{SUFFIX}", self.name),
+        };
+        Self { name, ..self.clone() }
+    }
+
+    /// Deletes it, if it exists and carries this mark. Says whether it did.
+    ///
+    /// # Errors
+    ///
+    /// As for [`find`](Self::find).
+    pub async fn remove(&self, mark: &str) -> Result<bool, ConsumerError> {
+        match self.find().await? {
+            Some(position) if position.mark() == Some(mark) => self.delete().await.map(|()| true),
+            _ => Ok(false),
+        }
     }
 
     /// Its name.
@@ -143,7 +168,7 @@ impl Consumer {
     async fn make(&self, config: Config, from: u64, mark: &str, stream: &StreamInfo) -> Result<Moved, ConsumerError> {
         let retention = stream.config.retention;
         let to = start(from, stream);
-        let config = settings::marked(settings::starting(config, to, retention), mark);
+        let config = settings::named(settings::marked(settings::starting(config, to, retention), mark), &self.name);
         let mut stood = 0;
         for _ in 0..TRIES {
             let position = self.put(&config, "create").await?;

@@ -59,6 +59,18 @@ impl DriverError {
             Self::Factory(_) => false,
         }
     }
+
+    /// Whether, in a driver that has run before, waiting may help all the same: a disk in trouble, a stream that is made
+    /// again, the lock of a predecessor that is still writing.
+    const fn may_pass(&self) -> bool {
+        matches!(
+            self,
+            Self::Open(
+                OpenError::Store(StoreError::Io { .. } | StoreError::Locked { .. })
+                    | OpenError::Observe(ObserveError::NoStream { .. })
+            ) | Self::Consumer(ConsumerError::NoStream { .. })
+        )
+    }
 }
 
 /// What a driver is doing; see [`Driver::status`].
@@ -183,7 +195,7 @@ impl<S: Sink + 'static> Driver<S> {
             max_spans: builder.max_spans,
         };
         let mut store = store;
-        let (guard, config) = opener.open(&mut store, sink).await?;
+        let Opened { guard, config, consumer } = opener.open(&mut store, sink).await?;
         Ok(Self {
             context,
             consumer,
@@ -253,11 +265,10 @@ impl<S: Sink + 'static> Driver<S> {
                 () = stop.wait() => return Err(error),
                 () = tokio::time::sleep(wait) => {}
             }
-            self.past = self.past.plus(self.guard.counters());
             self.guard.release();
             match self.try_reopen().await {
                 Ok(()) => return Ok(()),
-                Err(next) if next.is_setting() && !is_lock(&next) => return Err(next),
+                Err(next) if next.is_setting() && !next.may_pass() => return Err(next),
                 Err(next) => error = next,
             }
         }
@@ -276,9 +287,11 @@ impl<S: Sink + 'static> Driver<S> {
             on_damage: self.on_damage,
             max_spans: self.max_spans,
         };
-        let (guard, config) = opener.open(&mut self.store, sink).await?;
+        let Opened { guard, config, consumer } = opener.open(&mut self.store, sink).await?;
+        self.past = self.past.plus(self.guard.counters());
         self.guard = guard;
         self.config = config;
+        self.consumer = consumer;
         Ok(())
     }
 
@@ -321,10 +334,6 @@ impl<S> Driver<S> {
     }
 }
 
-fn is_lock(error: &DriverError) -> bool {
-    matches!(error, DriverError::Open(OpenError::Store(StoreError::Locked { .. })))
-}
-
 /// An error with what caused it, in one line.
 pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
@@ -353,42 +362,56 @@ struct Opener<'a> {
 
 impl Opener<'_> {
     /// Checkpoint first, then the consumer's mark, then the first pull: so a mark without a checkpoint always means a lost
-    /// checkpoint. Gives the guard and the consumer's configuration.
-    async fn open<S: Sink>(
-        &mut self,
-        store: &mut StoreFactory,
-        mut sink: S,
-    ) -> Result<(Guard<S>, Config), DriverError> {
-        let found = self.consumer.find().await?;
-        if let Some(position) = &found {
-            let expected = Expected { flush_count: self.flush.count, flush_age: self.flush.age };
-            for warning in self.consumer.check(&position.config, expected)? {
-                events::setting(self.source, self.consumer.name(), &warning.to_string());
-            }
-        }
+    /// checkpoint.
+    async fn open<S: Sink>(&mut self, store: &mut StoreFactory, mut sink: S) -> Result<Opened<S>, DriverError> {
         let store = store(self.source);
         let location = store.location();
         let mut opening = Opening::load(self.source.clone(), store, self.on_damage).await?.max_spans(self.max_spans);
+        // The checkpoint says which of the two names is in use, if they were ever switched.
+        let switched = opening.consumer().is_some();
+        let (mut consumer, mut spare) = (self.consumer.clone(), self.consumer.other());
+        if opening.consumer() == Some(spare.name()) {
+            std::mem::swap(&mut consumer, &mut spare);
+        }
+        let found = consumer.find().await?;
+        if let Some(position) = &found {
+            let expected = Expected { flush_count: self.flush.count, flush_age: self.flush.age };
+            for warning in consumer.check(&position.config, expected)? {
+                events::setting(self.source, consumer.name(), &warning.to_string());
+            }
+        }
         opening.recover(&mut sink).await?;
         let id = opening.state_id().to_string();
         let fresh = !opening.has_checkpoint() && !opening.is_damaged();
         let first = if fresh {
             let last = self.observer.stream().await.map_err(OpenError::Observe)?.last;
             let ours = (!opening.is_new()).then_some(id.as_str());
-            resume::first(self.consumer.name(), found.as_ref(), self.start, last, ours, &location)?
+            resume::first(consumer.name(), found.as_ref(), self.start, last, ours, &location)?
         } else {
             First { origin: Origin::Beginning, move_to: None }
         };
         let guard = opening.open(sink, self.observer.clone(), first.origin).await?;
         let config = found.as_ref().map_or_else(|| self.config.clone(), |position| position.config.clone());
         match (&found, first.move_to) {
-            (Some(_), Some(to)) => _ = self.consumer.move_to(to, &config, &id).await?,
-            (Some(_), None) => _ = self.consumer.mark(&id).await?,
-            (None, _) => {
-                let from = guard.move_pending().unwrap_or(guard.floor().saturating_add(1));
-                self.consumer.create(&config, from, &id).await?;
-            }
+            (Some(_), Some(to)) => _ = consumer.move_to(to, &config, &id).await?,
+            (Some(_), None) => _ = consumer.mark(&id).await?,
+            // The first one of this source; later ones are made, with an event, when a session begins.
+            (None, _) if fresh => match consumer.create(&config, guard.floor().saturating_add(1), &id).await {
+                Ok(_) | Err(ConsumerError::Damaged { .. }) => {}
+                Err(error) => return Err(error.into()),
+            },
+            (None, _) => {}
         }
-        Ok((guard, config))
+        if switched {
+            spare.remove(&id).await?;
+        }
+        Ok(Opened { guard, config, consumer })
     }
+}
+
+/// A guard, and the consumer it is fed by.
+struct Opened<S> {
+    guard: Guard<S>,
+    config: Config,
+    consumer: Consumer,
 }

@@ -55,6 +55,8 @@ pub(crate) enum Action {
     Answer(Vec<(Subject, Answer)>),
     /// Move the consumer so that its next delivery is at or above this sequence; then [`Plan::moved`].
     Move(u64),
+    /// Let the consumer of the other name take over, to begin at this sequence; then [`Plan::moved`].
+    Switch(u64),
     /// The wish to stop is fulfilled.
     End,
 }
@@ -120,6 +122,15 @@ enum Phase {
     WoundUp,
 }
 
+/// What a sink brings into a session.
+#[derive(Clone, Copy, Debug)]
+struct Carried {
+    /// It holds records.
+    pending: bool,
+    /// It wants a flush.
+    full: bool,
+}
+
 /// The driver's decisions.
 #[derive(Debug)]
 pub(crate) struct Plan {
@@ -127,14 +138,14 @@ pub(crate) struct Plan {
     mark: String,
     phase: Phase,
     move_to: Option<u64>,
+    /// The consumer can be neither made nor moved under its name.
+    switch: bool,
     backoff: Backoff,
     not_before: Duration,
     stop: bool,
     floor: u64,
-    /// Whether the sink held records when the session began.
-    pending: bool,
-    /// Whether it wanted a flush then.
-    full: bool,
+    /// How the sink stood when the session began.
+    carried: Carried,
     /// Why sessions ended and tries failed, for the events, oldest first.
     notes: Vec<Note>,
 }
@@ -157,12 +168,12 @@ impl Plan {
             mark,
             phase: Phase::Between,
             move_to,
+            switch: false,
             backoff: Backoff::new(seed),
             not_before: Duration::ZERO,
             stop: false,
             floor,
-            pending: false,
-            full: false,
+            carried: Carried { pending: false, full: false },
             notes: Vec::new(),
         }
     }
@@ -219,6 +230,7 @@ impl Plan {
             Phase::Between | Phase::Starting(_) if self.stop => Action::End,
             Phase::Between if now < self.not_before => Action::Wait(self.not_before),
             Phase::Between if !connection.up => Action::Connect,
+            Phase::Between if self.switch => Action::Switch(self.move_to.unwrap_or(self.floor.saturating_add(1))),
             Phase::Between => self.move_to.map_or(Action::Begin, Action::Move),
             Phase::Starting(starting) => {
                 if !connection.up || starting.connection != connection.count {
@@ -279,8 +291,7 @@ impl Plan {
     /// The guard began a session, on this connection.
     pub(crate) fn began(&mut self, permits: &Permits, connection: Connection, now: Duration) {
         self.floor = permits.floor();
-        self.pending = permits.pending() > 0;
-        self.full = permits.flush_due();
+        self.carried = Carried { pending: permits.pending() > 0, full: permits.flush_due() };
         if let Some(to) = permits.move_to() {
             self.move_to = Some(to);
             self.phase = Phase::Between;
@@ -377,8 +388,8 @@ impl Plan {
             let round = (position.ack_deadline() / 4).max(LEAST_ROUND);
             let mut pace = Pace::new(Limits { window, ..self.flush });
             // They may be held: durable, and only to be verified.
-            pace.flushed(self.pending, now);
-            if self.full {
+            pace.flushed(self.carried.pending, now);
+            if self.carried.full {
                 pace.full();
             }
             let running = Running {
@@ -479,6 +490,7 @@ impl Plan {
     /// The consumer was moved, or made anew on the way. The guard was told.
     pub(crate) fn moved(&mut self) {
         self.move_to = None;
+        self.switch = false;
         self.backoff.reset();
     }
 
@@ -494,6 +506,12 @@ impl Plan {
             Phase::Running(running) if running.checking => running.checking = false,
             _ => self.retry(what, why, now),
         }
+    }
+
+    /// The consumer can be neither made nor moved under its name.
+    pub(crate) fn must_switch(&mut self, why: String, now: Duration) {
+        self.switch = true;
+        self.retry("switch", why, now);
     }
 
     fn must_move(&mut self, to: u64) {

@@ -54,6 +54,11 @@ impl Run {
                 self.plan.failed(what, error.to_string(), now);
                 Ok(None)
             }
+            Err(error @ (ConsumerError::Damaged { .. } | ConsumerError::Unsupported { .. })) if what != "switch" => {
+                let now = self.now();
+                self.plan.must_switch(error.to_string(), now);
+                Ok(None)
+            }
             Err(error) => Err(error.into()),
         }
     }
@@ -144,6 +149,14 @@ impl<S: Sink + 'static> Driver<S> {
                     run.plan.moved();
                 }
             }
+            Action::Switch(to) => {
+                let switched = self.switch(to, &mark).await?;
+                if let Some(to) = run.passes("switch", switched)? {
+                    events::consumer_switched(&self.source, self.consumer.name(), to);
+                    self.guard.moved();
+                    run.plan.moved();
+                }
+            }
             Action::Look(position) => {
                 let placement = self.guard.check(position).await?;
                 run.plan.looked(&placement, run.now());
@@ -167,6 +180,23 @@ impl<S: Sink + 'static> Driver<S> {
             Action::Pull(_) | Action::Flush(_) | Action::Answer(_) | Action::End => {}
         }
         Ok(())
+    }
+
+    /// Lets the other name take over. The new consumer is made before the old one is deleted, so that an interest stream
+    /// keeps what is not acked; the checkpoint says which name counts before anything is made.
+    async fn switch(&mut self, to: u64, mark: &str) -> Result<Result<u64, ConsumerError>, DriverError> {
+        let other = self.consumer.other();
+        if let Err(error) = other.remove(mark).await {
+            return Ok(Err(error));
+        }
+        self.guard.use_consumer(other.name()).await?;
+        let old = std::mem::replace(&mut self.consumer, other);
+        let made = match self.consumer.create(&self.config, to, mark).await {
+            Ok(made) => made,
+            Err(error) => return Ok(Err(error)),
+        };
+        self.config = made.position.config;
+        Ok(old.remove(mark).await.map(|_| made.to))
     }
 
     /// What happens in a session. Never cut off: the guard would be closed.
@@ -235,6 +265,7 @@ impl<S: Sink + 'static> Driver<S> {
             | Action::Mark
             | Action::Subscribe
             | Action::Move(_)
+            | Action::Switch(_)
             | Action::End => {}
         }
         Ok(())

@@ -191,6 +191,13 @@ pub(super) fn marked(mut config: Config, mark: &str) -> Config {
     config
 }
 
+/// The same configuration under a name.
+pub(super) fn named(mut config: Config, name: &str) -> Config {
+    config.durable_name = Some(name.to_owned());
+    config.name = Some(name.to_owned());
+    config
+}
+
 /// The same configuration, starting at a sequence.
 pub(super) fn starting(mut config: Config, start: u64, retention: Retention) -> Config {
     // A work queue takes nothing else; and where it does not matter, a start that can later be undercut by a reset.
