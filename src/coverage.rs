@@ -120,6 +120,11 @@ impl Coverage {
         self.get(self.position(sequence)).filter(|span| span.contains(sequence))
     }
 
+    /// The highest span that ends below this sequence.
+    pub(crate) fn below(&self, sequence: u64) -> Option<&Span> {
+        self.position(sequence).checked_sub(1).and_then(|index| self.get(index))
+    }
+
     /// Whether a span shares a sequence with this one.
     pub(crate) fn overlaps(&self, span: &Span) -> bool {
         self.get(self.position(span.first)).is_some_and(|other| other.first <= span.last)

@@ -234,9 +234,9 @@ impl Ledger {
         self.pending.iter().any(|entry| entry.segment != self.settled_in && asked(entry))
     }
 
-    /// Moves records that were verified from pending to coverage. `keep` says which; `linked` says whether a link over a
-    /// seam holds: the record before was seen unchanged afterwards. Returns their witnesses, lowest first.
-    pub(crate) fn settle(&mut self, keep: impl Fn(&Entry) -> bool, linked: impl Fn(&Link) -> bool) -> Vec<Entry> {
+    /// Moves records that were verified from pending to coverage. `keep` says which; `linked` says whose link
+    /// holds. Returns their witnesses, lowest first.
+    pub(crate) fn settle(&mut self, keep: impl Fn(&Entry) -> bool, linked: impl Fn(&Entry) -> bool) -> Vec<Entry> {
         let mut settled = Vec::with_capacity(self.pending.len());
         self.pending.retain(|entry| {
             let done = entry.stage != Stage::InSink && keep(entry);
@@ -254,8 +254,8 @@ impl Ledger {
                 continue;
             }
             let sequence = entry.witness.sequence();
-            let holds = |link: &&Link| link.segment == entry.segment || link.segment == 0 || linked(link);
-            let first = entry.link.as_ref().filter(holds).map_or(sequence, |link| link.after.saturating_add(1));
+            let link = entry.link.filter(|_| linked(entry));
+            let first = link.map_or(sequence, |link| link.after.saturating_add(1));
             self.coverage.insert(Span::of(first, entry.witness), self.session);
         }
         self.witnesses.extend(settled.iter().map(|entry| entry.witness));

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::report::{Counters, OpenReport};
-use super::verify::{Evidence, Scope, Stands, Verdict, coverage_holds, descend, read_all, span_holds, verify};
+use super::verify::{Evidence, Scope, Stands, Verdict, descend, read_all, span_holds, verify};
 use super::{ConsumerPosition, Fork, Permits, Placement};
 use crate::checkpoint::{Checkpoint, ClaimBody, Override, RejectedRun, StateId, Totals, VERSION};
 use crate::claim::Claim;
@@ -241,20 +241,27 @@ impl Core {
     /// All stands: coverage grows, the checkpoint is saved, the acks are permitted.
     async fn commit(&mut self, stands: Stands) -> Result<Permits, GuardError> {
         self.saw(&stands);
-        // A link over a seam holds only if the record before it was read back unchanged, after the seam.
-        let proven: BTreeSet<(u32, u64)> = self
+        let coverage = &self.ledger.coverage;
+        let seen =
+            |segment: u32, sequence: u64| stands.segments.get(&segment).is_some_and(|newest| sequence <= *newest);
+        // A link holds if something at or above its record was read back unchanged, so that what was passed over then is
+        // nothing now; over a seam, the record before it must have been read back as well.
+        let proven: BTreeSet<RecordId> = self
             .ledger
             .pending()
             .iter()
-            .filter_map(|entry| entry.link)
-            .filter(|link| {
-                let newest = stands.segments.get(&link.segment);
-                newest.is_some_and(|newest| link.after <= *newest)
-                    || self.ledger.coverage.find(link.after).is_some_and(|span| stands.equal.contains(&span.last))
+            .filter(|entry| seen(entry.segment, entry.witness.sequence()))
+            .filter(|entry| {
+                entry.link.is_some_and(|link| {
+                    link.segment == entry.segment
+                        || link.segment == 0
+                        || seen(link.segment, link.after)
+                        || coverage.find(link.after).is_some_and(|span| stands.equal.contains(&span.last))
+                })
             })
-            .map(|link| (link.segment, link.after))
+            .map(Entry::id)
             .collect();
-        let settled = self.ledger.settle(|_| true, |link| proven.contains(&(link.segment, link.after)));
+        let settled = self.ledger.settle(|_| true, |entry| proven.contains(&entry.id()));
         if let Err(error) = self.close_gaps().await {
             // The flush itself is verified; a gap that could not be asked about is asked about next time.
             tracing::debug!(source = %self.source, %error, "a gap could not be asked about");
@@ -535,18 +542,10 @@ impl Core {
                 None => Placement::Fork(permits),
             })
         };
-        if let Some(newest) = self.ledger.newest_witness() {
-            if let Some(evidence) = self.contradicts(newest).await? {
-                return Ok(forked(self.fork(evidence).await));
-            }
-            // A newest witness that is gone ties nothing to the stream: what lies below is asked.
-            let session = self.ledger.session();
-            let mut stands = Stands::default();
-            if !self.ledger.coverage.was_seen(newest.sequence(), session)
-                && !coverage_holds(&*self.observer, &self.ledger, &mut stands).await?
-            {
-                return Ok(forked(self.fork(Evidence::default()).await));
-            }
+        if let Some(newest) = self.ledger.newest_witness()
+            && let Some(evidence) = self.contradicts(newest).await?
+        {
+            return Ok(forked(self.fork(evidence).await));
         }
         let highest = position.delivered.max(position.ack_floor);
         if highest > self.view.last {

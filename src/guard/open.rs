@@ -458,16 +458,17 @@ async fn verify_claims(
         {
             continue; // the checkpoint has it already
         }
+        // What stands by its record is seen in the session at hand, and joins what it touches if that was seen too.
         let stands = match Answer::of(core.observer.read(span.last).await?, span.witness) {
-            Answer::Equal => true,
-            Answer::Other | Answer::Above => false,
+            Answer::Equal => Some(core.ledger.session()),
+            Answer::Other | Answer::Above => None,
             Answer::Gone => {
                 let alive = newest_alive(&*core.observer, span.first, span.last).await?;
-                !overlaps && alive.is_none_or(|alive| span.knows(alive.id.published))
+                (!overlaps && alive.is_none_or(|alive| span.knows(alive.id.published))).then_some(0)
             }
         };
-        if stands {
-            core.ledger.coverage.insert(span, 0);
+        if let Some(session) = stands {
+            core.ledger.coverage.insert(span, session);
             core.ledger.witnesses.extend([span.witness]);
             joined += 1;
         } else {

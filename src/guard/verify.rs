@@ -138,11 +138,8 @@ pub(super) async fn verify(
         match Answer::of(reading, witness) {
             Answer::Equal => _ = stands.equal.insert(witness.sequence()),
             // We acked it. Over a seam the stream may have lost its tail all the same.
-            Answer::Gone if scope == Scope::Flushed && !seam => {
-                forked |= !removed && !span_holds(observer, ledger, witness, &mut stands, &mut evidence).await?;
-            }
-            // It ties this flush to nothing: what lies below may be of another life.
-            Answer::Gone => forked |= !coverage_holds(observer, ledger, &mut stands).await?,
+            Answer::Gone if removed && scope == Scope::Flushed && !seam => {}
+            Answer::Gone => forked |= !span_holds(observer, ledger, witness, &mut stands, &mut evidence).await?,
             answer => forked |= note(answer, witness, &mut evidence),
         }
     }
@@ -197,21 +194,8 @@ fn newest_of_segments(ledger: &Ledger, scope: Scope) -> Vec<Entry> {
     newest
 }
 
-/// The newest witness is gone: does the coverage hold, down to the first witness that stands?
-pub(super) async fn coverage_holds(
-    observer: &dyn Observer,
-    ledger: &Ledger,
-    stands: &mut Stands,
-) -> Result<bool, ObserveError> {
-    let descent = Descent::new(ledger.coverage.clone(), ledger.witnesses.clone(), Vec::new(), None);
-    let cut = descend(observer, descent).await?;
-    if cut.by_time > 0 {
-        stands.by_time.extend(ledger.coverage.last().map(|span| span.last));
-    }
-    Ok(!cut.changed)
-}
-
-/// The witness of a span is gone: does the span hold by its times? False if a foreign message stands in it.
+/// The witness of a span is gone: does what is archived up to there hold by its times? False if a foreign message stands
+/// in it. Looks below the span as well: where all of it is gone, a fork may have begun further down.
 pub(super) async fn span_holds(
     observer: &dyn Observer,
     ledger: &Ledger,
@@ -219,20 +203,29 @@ pub(super) async fn span_holds(
     stands: &mut Stands,
     evidence: &mut Evidence,
 ) -> Result<bool, ObserveError> {
-    let Some(span) = ledger.coverage.find(witness.sequence()) else {
+    let coverage = &ledger.coverage;
+    let (Some(lowest), Some(span)) = (coverage.get(0), coverage.find(witness.sequence())) else {
         return Ok(true); // a witness of a span that was forgotten: nobody relies on it
     };
-    stands.requests += 1;
-    match newest_alive(observer, span.first, span.last).await? {
-        Some(alive) if !span.knows(alive.id.published) => {
-            evidence.foreign.push(alive.sequence());
-            Ok(false)
+    let mut high = span.last;
+    loop {
+        stands.requests += 1;
+        let Some(alive) = newest_alive(observer, lowest.first, high).await? else { return Ok(true) };
+        match coverage.find(alive.sequence()) {
+            Some(span) if span.knows(alive.id.published) => {
+                stands.by_time.push(span.last);
+                return Ok(true);
+            }
+            Some(_) => {
+                evidence.foreign.push(alive.sequence());
+                return Ok(false);
+            }
+            // Not archived, which says nothing: on to what is archived below.
+            None => match coverage.below(alive.sequence()) {
+                Some(below) => high = below.last,
+                None => return Ok(true),
+            },
         }
-        Some(_) => {
-            stands.by_time.push(span.last);
-            Ok(true)
-        }
-        None => Ok(true),
     }
 }
 
@@ -261,6 +254,7 @@ async fn segment_holds(
         let end = members.partition_point(|member| member.sequence() <= alive.sequence());
         let Some(member) = end.checked_sub(1).and_then(|index| members.get(index)) else { return Ok(true) };
         if *member == alive {
+            stands.segments.insert(newest.segment, alive.sequence());
             return Ok(true);
         }
         if member.sequence() == alive.sequence() {
@@ -269,7 +263,10 @@ async fn segment_holds(
         // What stands there was not delivered to us: what lies above it is gone, the next one of ours is asked about.
         stands.requests += 1;
         match Answer::of(observer.read(member.sequence()).await?, *member) {
-            Answer::Equal => return Ok(true),
+            Answer::Equal => {
+                stands.segments.insert(newest.segment, member.sequence());
+                return Ok(true);
+            }
             Answer::Gone => below = member.sequence(),
             answer => {
                 note(answer, *member, evidence);

@@ -1,7 +1,12 @@
 //! A guard over a small world: one accident each, and what must come of it.
 
-use crate::world::{AfterLoss, Driver, World};
-use replay_guard::Reason;
+mod checkpoints;
+mod forks;
+mod sinks;
+
+use replay_guard::{Origin, Reason, Record, Trust};
+
+use crate::world::{AfterLoss, Driver, MS, World};
 
 /// Archives what the stream holds, in flushes of so many.
 fn archive(driver: &mut Driver, each: usize) {
@@ -19,6 +24,10 @@ fn archived(count: u64, each: usize) -> (World, Driver) {
     (world, driver)
 }
 
+fn writes(driver: &Driver) -> u64 {
+    driver.disk.inside().writes
+}
+
 #[test]
 fn a_first_archive_writes_every_message_once_and_acks_it() {
     let (_, driver) = archived(1_000, 100);
@@ -26,6 +35,7 @@ fn a_first_archive_writes_every_message_once_and_acks_it() {
     assert_eq!(driver.acked.len(), 1_000);
     assert_eq!((driver.guard().floor(), driver.guard().spans()), (1_000, 1));
     assert_eq!(driver.guard().counters().saves, 11);
+    assert!(driver.world.requests() < 40, "{} requests for ten flushes", driver.world.requests());
 }
 
 #[test]
@@ -35,27 +45,352 @@ fn a_consumer_that_forgot_everything_leads_to_no_write() {
     driver.consumer.forget();
     driver.open().unwrap();
     driver.finish();
-    assert_eq!(driver.disk.inside().writes, 1_000);
+    assert_eq!(writes(&driver), 1_000);
     assert_eq!(driver.guard().counters().rewinds, 1);
     assert_eq!(driver.guard().counters().skipped, 1_000);
+    assert_eq!(driver.guard().counters().saves, 1, "skipping saves nothing but the opening");
+    assert_eq!(driver.guard().report().trust, Trust::Whole);
     assert_eq!(driver.runs.len(), 1);
     assert_eq!((driver.runs[0].count, driver.runs[0].first, driver.runs[0].last), (1_000, 1, 1_000));
 }
 
 #[test]
-fn a_tail_lost_at_a_flush_boundary_is_found_there() {
+fn a_consumer_that_fell_back_half_way_gets_only_what_is_new_written() {
+    let world = World::new();
+    world.publish(50);
+    let mut driver = Driver::opened(&world);
+    archive(&mut driver, 10);
+    driver.consumer.remember();
+    world.publish(50);
+    archive(&mut driver, 10);
+    driver.crash();
+    driver.consumer.fall_back();
+    world.publish(5);
+    driver.open().unwrap();
+    driver.finish();
+    assert_eq!(writes(&driver), 105);
+    assert_eq!(driver.guard().counters().skipped, 50);
+}
+
+#[test]
+fn a_creation_time_that_moved_leads_to_no_write() {
+    let (world, mut driver) = archived(20, 7);
+    driver.crash();
+    world.drift();
+    driver.consumer.forget();
+    driver.open().unwrap();
+    driver.finish();
+    assert_eq!(writes(&driver), 20);
+    let report = driver.guard().report();
+    assert_eq!(report.trust, Trust::Whole);
+    assert!(report.created.is_some() && report.move_to.is_none());
+}
+
+#[test]
+fn a_restored_stream_is_known_by_its_messages() {
+    let (world, mut driver) = archived(20, 7);
+    world.back_up();
+    driver.crash();
+    world.restore();
+    driver.consumer.forget();
+    driver.open().unwrap();
+    driver.finish();
+    assert_eq!(writes(&driver), 20);
+    assert_eq!(driver.guard().report().trust, Trust::Whole);
+}
+
+#[test]
+fn messages_that_were_deleted_or_expired_are_neither_lost_nor_written_again() {
+    let (world, mut driver) = archived(40, 10);
+    for sequence in [5, 31, 39, 40] {
+        world.delete(sequence);
+    }
+    world.expire_below(4);
+    driver.crash();
+    driver.consumer.forget();
+    driver.open().unwrap();
+    world.publish(3);
+    driver.finish();
+    assert_eq!(writes(&driver), 43);
+    assert_eq!(driver.guard().report().trust, Trust::ByTime);
+    assert!(driver.forks.is_empty() && driver.moves.is_empty());
+}
+
+#[test]
+fn an_archive_of_a_stream_that_keeps_one_message_a_subject_is_not_taken_for_a_fork() {
+    let world = World::new();
+    world.state().per_subject = Some(1);
+    let mut driver = Driver::opened(&world);
+    for round in 0..30 {
+        for subject in ["a", "b", "c"] {
+            world.publish_to(subject);
+        }
+        driver.pull(2 + round % 3).unwrap();
+        driver.flush(Reason::Due).unwrap();
+    }
+    driver.finish();
+    driver.crash();
+    world.purge();
+    driver.open().unwrap();
+    driver.finish();
+    assert_eq!(driver.guard().report().trust, Trust::ByTime);
+    assert!(driver.forks.is_empty() && driver.moves.is_empty());
+}
+
+#[test]
+fn a_purge_beyond_the_checkpoint_goes_on_at_the_first_message_and_is_reported() {
+    let (world, mut driver) = archived(20, 10);
+    driver.crash();
+    world.publish(10);
+    world.expire_below(26);
+    driver.open().unwrap();
+    assert_eq!(driver.guard().report().passed_by, Some((21, 25)));
+    driver.finish();
+    assert_eq!(writes(&driver), 25);
+    assert_eq!(driver.guard().floor(), 30);
+}
+
+#[test]
+fn a_work_queue_is_archived_over_forgetting_and_forks() {
+    let world = World::new();
+    world.state().work_queue = true;
+    world.publish(30);
+    let mut driver = Driver::opened(&world);
+    archive(&mut driver, 10);
+    assert!(world.all("").is_empty(), "what is archived is acked, and so removed");
+    let requests = world.requests();
+    world.publish(30);
+    archive(&mut driver, 10);
+    assert!(world.requests() - requests < 12, "a gone witness is ordinary here: {}", world.requests() - requests);
+    driver.crash();
+    driver.consumer.forget();
+    driver.open().unwrap();
+    driver.finish();
+    assert_eq!(writes(&driver), 60);
+
     for after in [AfterLoss::Ahead, AfterLoss::PulledBack] {
-        let (world, mut driver) = archived(1_000, 100);
-        world.lose_to(900);
+        let last = world.last();
+        world.lose_to(last - 5);
         driver.consumer.after_loss(after);
         world.disconnect();
-        world.publish(200);
+        world.publish(3);
         driver.finish();
-        assert_eq!(driver.forks.len(), 1);
-        assert_eq!(driver.forks[0].at, 900);
-        let sequences = driver.disk.sequences();
-        assert_eq!(sequences.len(), 1_200, "901..1000 of the old life stay, 200 new ones come");
-        assert_eq!(driver.disk.inside().durable.iter().filter(|record| record.sequence <= 900).count(), 900);
-        assert_eq!(driver.moves, [901]);
+        world.publish(20);
+        driver.finish();
+        assert!(world.all("").is_empty());
+    }
+    assert_eq!(writes(&driver), 60 + 2 * 23);
+    assert_eq!(driver.forks.len(), 2);
+}
+
+#[test]
+fn while_the_stream_cannot_be_asked_nothing_is_acked_and_nothing_new_is_written() {
+    let world = World::new();
+    world.publish(20);
+    let mut driver = Driver::opened(&world);
+    driver.pull(10).unwrap();
+    world.state().silent = 2;
+    driver.flush(Reason::Due).unwrap();
+    assert_eq!((driver.acked.len(), driver.guard().pending()), (0, 10));
+    assert_eq!(driver.disk.sequences().len(), 10, "held: durable and not verified");
+    let saves = driver.store.place().saves;
+    let mut guard = driver.guard.take().unwrap();
+    let due = crate::world::now(guard.offer(world.get(11).unwrap().record(11), None));
+    assert!(matches!(due, Err(replay_guard::GuardError::FlushDue)), "{due:?}");
+    driver.guard = Some(guard);
+    driver.flush(Reason::Due).unwrap();
+    assert_eq!((driver.acked.len(), driver.store.place().saves), (0, saves));
+    driver.flush(Reason::Due).unwrap();
+    assert_eq!((driver.acked.len(), driver.guard().pending()), (10, 0));
+    assert_eq!(driver.disk.inside().flushes, 1);
+    driver.finish();
+    assert_eq!(writes(&driver), 20);
+}
+
+#[test]
+fn a_missing_permission_is_an_error_and_not_an_outage() {
+    let world = World::new();
+    world.publish(3);
+    let mut driver = Driver::opened(&world);
+    driver.pull(3).unwrap();
+    world.state().denied = true;
+    let stop = driver.flush(Reason::Due).unwrap_err();
+    assert!(matches!(stop, crate::world::Stop::Guard(replay_guard::GuardError::Observe(_))), "{stop:?}");
+    assert!(driver.guard().is_closed() && driver.acked.is_empty());
+    let stop = driver.open().unwrap_err();
+    assert!(matches!(stop, crate::world::Stop::Open(replay_guard::OpenError::Observe(_))), "{stop:?}");
+}
+
+#[test]
+fn what_an_operator_wants_again_is_written_again_once() {
+    let (world, mut driver) = archived(30, 10);
+    let mut guard = driver.guard.take().unwrap();
+    let permits = crate::world::now(guard.replay_from(15)).unwrap();
+    driver.guard = Some(guard);
+    assert_eq!((permits.move_to(), permits.acks().len()), (Some(15), 0));
+    driver.allowed = (15..=30).map(|sequence| (world.get(sequence).unwrap().id(sequence), 1)).collect();
+    driver.crash();
+    driver.open().unwrap();
+    assert_eq!(driver.moves, [15], "the move is redone by the next opening");
+    driver.finish();
+    assert_eq!(writes(&driver), 46);
+    driver.consumer.forget();
+    driver.crash();
+    driver.open().unwrap();
+    driver.finish();
+    assert_eq!(writes(&driver), 46);
+}
+
+#[test]
+fn a_filtered_source_ends_with_one_span_after_many_sessions() {
+    let world = World::new();
+    let mut driver = Driver::filtered(&world, "orders.");
+    driver.open().unwrap();
+    for _ in 0..40 {
+        for subject in ["orders.a", "other.a", "orders.b", "other.b", "orders.c"] {
+            world.publish_to(subject);
+        }
+        driver.quiet().unwrap();
+        world.disconnect();
+    }
+    driver.finish();
+    assert_eq!(driver.guard().spans(), 1);
+    assert_eq!(writes(&driver), 120);
+    assert!(world.requests() < 40 * 40, "{} requests", world.requests());
+}
+
+#[test]
+fn without_links_a_filtered_source_ends_with_one_span_too() {
+    let world = World::new();
+    let mut driver = Driver::filtered(&world, "orders.");
+    driver.links = false;
+    driver.open().unwrap();
+    for _ in 0..10 {
+        world.publish_to("orders.a");
+        world.publish_to("other.a");
+    }
+    driver.finish();
+    assert_eq!((driver.guard().spans(), driver.guard().floor()), (1, 19));
+}
+
+#[test]
+fn a_message_that_the_consumer_passed_over_is_found_and_archived() {
+    let (world, mut driver) = archived(10, 5);
+    world.publish(10);
+    // Another worker took four and never acked them: their consumer sequences are missing.
+    driver.consumer.progress.delivered = 14;
+    driver.consumer.progress.consumer_sequence += 4;
+    driver.pull(100).unwrap();
+    driver.flush(Reason::Due).unwrap();
+    assert_eq!(driver.guard().floor(), 10);
+    driver.check().unwrap();
+    assert!(driver.moves.is_empty(), "seen once is not enough");
+    driver.check().unwrap();
+    assert_eq!(driver.moves, [11]);
+    driver.finish();
+    assert_eq!(writes(&driver), 20);
+}
+
+#[test]
+fn a_message_passed_over_above_a_gap_that_cannot_close_is_found() {
+    let world = World::new();
+    world.state().work_queue = true;
+    world.publish(3);
+    let mut driver = Driver::opened(&world);
+    archive(&mut driver, 3);
+    world.disconnect();
+    world.publish(3);
+    // An ack that got lost leaves an archived message in the stream.
+    driver.fetch(3);
+    driver.offer_buffered().unwrap();
+    driver.pull(3).unwrap();
+    driver.flush(Reason::Due).unwrap();
+    world.publish(6);
+    driver.consumer.progress.delivered = 9;
+    driver.finish();
+    assert_eq!(driver.disk.sequences(), (1..=12).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_consumer_beyond_the_end_of_a_stream_is_moved_back() {
+    let (_, mut driver) = archived(10, 5);
+    driver.consumer.progress.delivered = 500;
+    driver.check().unwrap();
+    assert_eq!(driver.moves, [11]);
+    driver.world.publish(5);
+    driver.finish();
+    assert_eq!(writes(&driver), 15);
+}
+
+#[test]
+fn what_lies_below_the_origin_is_not_ours_until_the_stream_is_another_one() {
+    let world = World::new();
+    world.publish(10);
+    let mut driver = Driver::new(&world);
+    driver.origin = Origin::At(6);
+    driver.consumer.move_to(6);
+    driver.open().unwrap();
+    driver.crash();
+    world.delete(5);
+    driver.open().unwrap();
+    assert_eq!(driver.guard().report().origin, 6, "the message below it is gone, which contradicts nothing");
+    assert!(driver.moves.is_empty());
+    driver.pull(100).unwrap();
+    driver.flush(Reason::Due).unwrap();
+    assert_eq!((writes(&driver), driver.guard().floor()), (5, 10));
+
+    world.recreate();
+    driver.consumer.after_loss(AfterLoss::Ahead);
+    world.disconnect();
+    world.publish(8);
+    driver.finish();
+    assert_eq!(writes(&driver), 13);
+}
+
+#[test]
+fn a_stream_made_anew_before_anything_was_archived_is_archived_from_its_first_message() {
+    for pending in [0, 2] {
+        let world = World::new();
+        world.publish(10);
+        let mut driver = Driver::new(&world);
+        driver.origin = Origin::At(6);
+        driver.consumer.move_to(6);
+        driver.open().unwrap();
+        driver.pull(pending).unwrap();
+        world.recreate();
+        driver.consumer.after_loss(AfterLoss::Ahead);
+        world.disconnect();
+        world.publish(8);
+        driver.quiet().unwrap();
+        driver.complete().unwrap();
+    }
+}
+
+#[test]
+fn an_adopted_archive_is_not_written_again() {
+    let world = World::new();
+    world.publish(10);
+    let mut driver = Driver::new(&world);
+    driver.origin = Origin::Adopt(6);
+    driver.disk.inside().durable.extend(world.all("").into_iter().take(6));
+    driver.open().unwrap();
+    driver.quiet().unwrap();
+    assert_eq!((writes(&driver), driver.guard().floor(), driver.guard().counters().skipped), (4, 10, 6));
+}
+
+#[test]
+fn a_clock_that_steps_back_over_a_fork_is_caught_by_the_witness_alone() {
+    let (world, mut driver) = archived(20, 5);
+    world.lose_to(15);
+    // The new messages lie inside the times of the archive.
+    world.state().clock -= 170 * MS;
+    driver.consumer.after_loss(AfterLoss::PulledBack);
+    world.disconnect();
+    world.publish(4);
+    driver.quiet().unwrap();
+    assert_eq!(driver.forks.len(), 1, "the witness at 20 is beyond the end");
+    for sequence in 16..=19 {
+        let message: Record = world.get(sequence).unwrap().record(sequence);
+        assert!(driver.disk.holds(&message), "{sequence} is archived");
     }
 }

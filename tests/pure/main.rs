@@ -7,4 +7,5 @@ mod docs;
 mod guard;
 mod lives;
 mod store;
+mod walls;
 mod world;

@@ -17,7 +17,7 @@ pub(crate) use consumer::{AfterLoss, Consumer};
 pub(crate) use driver::{Driver, Stop};
 pub(crate) use sink::{Disk, Partial, Recover, TestSink};
 pub(crate) use store::TestStore;
-pub(crate) use stream::{World, WorldObserver};
+pub(crate) use stream::World;
 
 /// One millisecond of the world's clock.
 pub(crate) const MS: i64 = 1_000_000;

@@ -47,6 +47,7 @@ pub(crate) struct Driver {
     sessions_in_a_row: u32,
     /// How many forks this guard has reported.
     forks_told: u64,
+    died_opening: bool,
     pub(crate) forks: Vec<Fork>,
     pub(crate) moves: Vec<u64>,
     pub(crate) runs: Vec<SkipRun>,
@@ -88,6 +89,7 @@ impl Driver {
             passed: None,
             sessions_in_a_row: 0,
             forks_told: 0,
+            died_opening: false,
             forks: Vec::new(),
             moves: Vec::new(),
             runs: Vec::new(),
@@ -135,8 +137,11 @@ impl Driver {
             opening.recover(&mut sink).await?;
             opening.open(sink, observer, origin).await
         };
-        self.guard = Some(run(&mut self.budget, opening).ok_or(Stop::Crashed)?.map_err(Stop::Open)?);
-        if matches!(self.guard().report().trust, Trust::Through(_) | Trust::Nothing | Trust::Damaged) {
+        let opened = run(&mut self.budget, opening);
+        // The one that was dropped may have saved what it found.
+        let died = std::mem::replace(&mut self.died_opening, opened.is_none());
+        self.guard = Some(opened.ok_or(Stop::Crashed)?.map_err(Stop::Open)?);
+        if died || matches!(self.guard().report().trust, Trust::Through(_) | Trust::Nothing | Trust::Damaged) {
             self.allow_uncovered();
         }
         self.forks_told = self.guard().counters().forks;
