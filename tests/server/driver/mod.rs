@@ -2,6 +2,7 @@
 
 mod acks;
 mod connection;
+mod disposable;
 mod events;
 mod fork;
 mod rewind;

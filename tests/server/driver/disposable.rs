@@ -1,0 +1,95 @@
+//! The consumer is disposable, the checkpoint is not.
+
+use async_nats::jetstream::stream::RetentionPolicy;
+
+use super::rig::{CONSUMER, Rig, until};
+use crate::nats::{Server, V2_10, V2_12, V2_14, V2_15};
+use crate::on_versions;
+
+const OTHER: &str = "archiver-rg";
+
+/// Whether a consumer of one of the two names exists.
+async fn names(rig: &Rig) -> Vec<&'static str> {
+    let stream = rig.context.get_stream(&rig.stream).await.unwrap();
+    let mut names = Vec::new();
+    for name in [CONSUMER, OTHER] {
+        if stream.consumer_info(name).await.is_ok() {
+            names.push(name);
+        }
+    }
+    names
+}
+
+/// Zeros in the consumer's state file, while the archiver runs and again while it is away.
+async fn zeroed(version: &'static str, in_use: &str) {
+    let mut rig = Rig::new(Server::start(version).await.unwrap()).await;
+    rig.publish(500).await;
+    let running = rig.start().await;
+    rig.durable(500).await;
+    rig.acked().await;
+    rig.consumer_written().await;
+    rig.cut(|server, stream| server.zero_fill_consumer_state(stream, CONSUMER).unwrap()).await;
+    rig.publish(100).await;
+    rig.durable(600).await;
+    rig.acked_of(in_use).await;
+    running.stop().await.unwrap();
+    rig.assert_all_once().await;
+    assert_eq!(names(&rig).await, [in_use]);
+
+    // The checkpoint says which name is in use.
+    rig.publish(100).await;
+    let ended = rig.archive_to(700).await;
+    assert_eq!((ended.floor, ended.counters.written, ended.counters.skipped), (700, 100, 0));
+    assert_eq!(rig.events("consumer_switched").len(), usize::from(in_use == OTHER));
+    rig.assert_all_once().await;
+    assert_eq!(names(&rig).await, [in_use]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r3_zeroed_consumer_state_v2_10_26() {
+    zeroed(V2_10, CONSUMER).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r3_zeroed_consumer_state_v2_12_8() {
+    zeroed(V2_12, CONSUMER).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r3_zeroed_consumer_state_v2_14_6() {
+    zeroed(V2_14, OTHER).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r3_zeroed_consumer_state_v2_15_1() {
+    zeroed(V2_15, OTHER).await;
+}
+
+on_versions! {
+    async fn an_interest_stream_loses_nothing_when_its_consumer_must_go_back(server: Server) {
+        let mut rig = Rig::retaining(server, RetentionPolicy::Interest).await;
+        // Interest begins with the consumer.
+        let running = rig.start().await;
+        until("the consumer is there", async || !names(&rig).await.is_empty()).await;
+        rig.publish(100).await;
+        rig.durable(100).await;
+        rig.acked().await;
+        running.stop().await.unwrap();
+        rig.publish(100).await;
+        let old = { rig.server.stop().await.unwrap(); let old = rig.server.snapshot_store().unwrap(); rig.server.restart().await.unwrap(); rig.back().await; old };
+        let lost = rig.publish(100).await;
+        let first_life = rig.start().await;
+        rig.durable(300).await;
+        first_life.stop().await.unwrap();
+        assert_eq!(lost, 300);
+        // The tail is lost with its numbers; the archive goes back for what the stream holds now.
+        rig.cut(|server, _| server.restore_store(&old).unwrap()).await;
+        rig.publish(50).await;
+        let running = rig.start().await;
+        until("the stream is empty", async || rig.stream_state().await.messages == 0).await;
+        running.stop().await.unwrap();
+        let payloads = rig.archive.durable().iter().filter(|record| record.sequence > 200).count();
+        assert_eq!(payloads, 150, "100 of the old life and 50 of the new one");
+        rig.assert_published_once();
+    }
+}
