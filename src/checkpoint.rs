@@ -333,3 +333,6 @@ impl ClaimBody {
         Ok(Some(Self { state_id, source, origin, created, coverage }))
     }
 }
+
+#[cfg(test)]
+mod tests;

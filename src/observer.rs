@@ -38,6 +38,7 @@ impl StreamView {
 
 /// What stands at one sequence of the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Reading {
     /// A message, whatever its subject.
     Message(Witness),

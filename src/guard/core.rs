@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::Permits;
 use super::report::{Counters, OpenReport};
-use super::verify::{Evidence, Scope, Stands, Verdict, descend, read_all, span_holds, verify};
-use super::{ConsumerPosition, Fork, Permits, Placement};
+use super::verify::{Scope, Stands, Verdict, verify};
 use crate::checkpoint::{Checkpoint, ClaimBody, Override, RejectedRun, StateId, Totals, VERSION};
 use crate::claim::Claim;
 use crate::coverage::{Coverage, Span};
@@ -17,15 +17,10 @@ use crate::sink::{ClaimFor, Durable, Written};
 use crate::skip::SkipTracker;
 use crate::source::Source;
 use crate::store::CheckpointStore;
-use crate::trust::{Answer, Descent};
 use crate::witness::Witness;
 
 /// How many runs of rejected sequences and overrides a checkpoint remembers.
 const HISTORY: usize = 1_000;
-/// How many gaps are asked about at one flush.
-const GAPS: usize = 8;
-/// How many spans, or records with the sink, one look at the consumer's position passes over.
-const STEPS: usize = 32;
 
 pub(crate) struct Core {
     pub(super) source: Source,
@@ -47,7 +42,7 @@ pub(crate) struct Core {
     pub(super) skips: SkipTracker,
     /// The sink is full: nothing is written before the next flush.
     pub(super) full: bool,
-    /// The stream could not be asked at the last flush: nothing is written before it could.
+    /// The stream could not be asked at the last flush or session start: nothing is written before it could.
     pub(super) unverified: bool,
     /// What the last fork took away and found in its place, until others are verified.
     pub(super) last_fork: Option<(RecordId, Option<RecordId>)>,
@@ -131,7 +126,7 @@ impl Core {
     }
 
     /// Where the floor is counted from.
-    fn start(&self) -> u64 {
+    pub(super) fn start(&self) -> u64 {
         self.origin.max(self.view.first).max(1)
     }
 
@@ -277,7 +272,7 @@ impl Core {
         Ok(permits)
     }
 
-    fn account(&mut self, settled: &[Entry], permits: &mut Permits) {
+    pub(super) fn account(&mut self, settled: &[Entry], permits: &mut Permits) {
         permits.acks.extend(settled.iter().map(Entry::id));
         for entry in settled {
             if entry.stage == Stage::Rejected {
@@ -325,116 +320,11 @@ impl Core {
         Ok(())
     }
 
-    /// Something that was archived or delivered is not in the stream. Finds out how far down, cuts, and saves before
-    /// anything else happens.
-    pub(super) async fn fork(&mut self, mut evidence: Evidence) -> Result<Permits, GuardError> {
-        let view = match self.observer.stream().await {
-            Ok(view) => view,
-            Err(error) => return self.unknown(error),
-        };
-        // Every pending record speaks for itself. No link between them can be relied on any more.
-        let pending: Vec<Witness> = self.ledger.pending().iter().map(|entry| entry.witness).collect();
-        let known_above = |witness: &Witness| evidence.above && witness.sequence() > view.last;
-        let (above, asked): (Vec<Witness>, Vec<Witness>) = pending.into_iter().partition(known_above);
-        let readings = match read_all(&*self.observer, &asked).await {
-            Ok(readings) => readings,
-            Err(error) => return self.unknown(error),
-        };
-        self.counters.reads += asked.len() as u64;
-        let mut lost: BTreeSet<RecordId> = above.iter().map(|witness| witness.id).collect();
-        let mut against = above.last().map(|witness| (*witness, None));
-        let mut stands = BTreeSet::new();
-        let mut any_equal = false;
-        for (witness, reading) in readings {
-            match Answer::of(reading, witness) {
-                Answer::Equal => {
-                    any_equal = true;
-                    stands.insert(witness.id);
-                    if self.ledger.coverage.find(witness.sequence()).is_some() {
-                        evidence.foreign.push(witness.sequence());
-                    }
-                }
-                Answer::Gone => _ = stands.insert(witness.id),
-                Answer::Other | Answer::Above => {
-                    lost.insert(witness.id);
-                    let found = if let crate::observer::Reading::Message(found) = reading { Some(found) } else { None };
-                    against = Some((witness, found));
-                }
-            }
-        }
-        let descent = Descent::new(
-            self.ledger.coverage.clone(),
-            self.ledger.witnesses.clone(),
-            evidence.foreign,
-            evidence.above.then_some(view.last),
-        );
-        let cut = match descend(&*self.observer, descent).await {
-            Ok(cut) => cut,
-            Err(error) => return self.unknown(error),
-        };
-        if !cut.changed && lost.is_empty() {
-            let reason = "the stream answered differently a moment later".to_owned();
-            return self.unknown(ObserveError::Unavailable { reason });
-        }
-
-        if cut.coverage.is_empty() && cut.equal.is_none() && !any_equal {
-            // Nothing that was delivered stands, so the place where archiving began means nothing in this stream either.
-            self.origin = 1;
-        }
-        let against = cut.against.or(against);
-        self.ledger.coverage = cut.coverage;
-        self.ledger.witnesses = cut.witnesses;
-        self.ledger.after_cut();
-        let orphaned = self.ledger.orphan(|entry| lost.contains(&entry.id()));
-        let settled = self.ledger.settle(|entry| stands.contains(&entry.id()), |_| false);
-        let created = (self.created != view.created).then_some((self.created, view.created));
-        self.created = view.created;
-        self.view = view;
-        let floor = self.floor();
-        self.ledger.skipped.clear();
-        self.blocked.clear();
-        self.walked = 0;
-        if let Some(run) = self.skips.end() {
-            events::skip_run(&self.source, run);
-        }
-        let report = Fork {
-            at: cut
-                .equal
-                .map_or(floor, |witness| witness.sequence())
-                .min(against.map_or(u64::MAX, |(old, _)| old.sequence())),
-            archived: against.map(|(old, _)| old.id),
-            found: against.and_then(|(_, new)| new).map(|new| new.id),
-            last: view.last,
-            orphaned,
-            created,
-        };
-        // The same record can only be taken away twice if it was delivered again in between, and then the stream that is
-        // read is not the one that delivers.
-        let sides = report.archived.map(|archived| (archived, report.found));
-        if std::mem::replace(&mut self.last_fork, sides).is_some_and(|before| Some(before) == sides) {
-            return Err(GuardError::ForkAgain {
-                source_name: self.source.to_string(),
-                at: report.at,
-                archived: report.archived,
-                found: report.found,
-            });
-        }
-        self.counters.forks += 1;
-        self.totals.forks += 1;
-        self.counters.orphaned += report.orphaned.len() as u64;
-        self.totals.orphaned += report.orphaned.len() as u64;
-        self.move_pending = Some(floor.saturating_add(1));
-        self.account(&settled, &mut Permits::default());
-        events::fork(&self.source, &report);
-        events::move_required(&self.source, floor.saturating_add(1));
-        self.save().await?;
-        Ok(Permits { fork: Some(Box::new(report)), move_to: self.move_pending, floor, ..Permits::default() })
-    }
-
     pub(super) async fn begin_session(&mut self) -> Result<Permits, GuardError> {
         if let Some(run) = self.skips.end() {
             events::skip_run(&self.source, run);
         }
+        self.unverified = true;
         let view = match self.observer.stream().await {
             Ok(view) => view,
             Err(error) => return self.unknown(error),
@@ -455,152 +345,6 @@ impl Core {
                 self.unverified = false;
                 let flush_due = self.full;
                 Ok(Permits { floor: self.floor(), flush_due, ..Permits::default() })
-            }
-        }
-    }
-
-    /// Closes gaps between spans on the stream's answer. Both sides must have been seen in this session.
-    async fn close_gaps(&mut self) -> Result<(), ObserveError> {
-        let session = self.ledger.session();
-        let start = self.start();
-        let mut questions = 0;
-        let mut index = self.ledger.coverage.len();
-        while index > 0 && questions < GAPS {
-            index -= 1;
-            let Some(above) = self.ledger.coverage.get(index).copied().filter(|span| span.last >= start) else { break };
-            // What ends below the start is not counted; the lowest gap reaches down to the start.
-            let below = index.checked_sub(1).and_then(|below| self.ledger.coverage.get(below)).copied();
-            let below = below.filter(|span| span.last >= start);
-            let low = below.map_or(start, |span| span.last.saturating_add(1));
-            if (below.is_none() && above.first <= low) || self.blocked.contains(&(low, above.first)) {
-                continue;
-            }
-            questions += 1;
-            if !self.seen(above, session).await? {
-                self.blocked.insert((low, above.first));
-                continue;
-            }
-            if let Some(below) = below
-                && !self.seen(below, session).await?
-            {
-                self.blocked.insert((low, above.first));
-                continue;
-            }
-            if low < above.first {
-                self.counters.reads += 1;
-                let next = self.observer.next(low).await?;
-                if next.is_none_or(|next| next.sequence() < above.first) {
-                    self.blocked.insert((low, above.first));
-                    continue;
-                }
-            }
-            if below.is_some() {
-                self.ledger.coverage.close_gap(index - 1);
-            } else {
-                self.ledger.coverage.extend_down(index, low);
-            }
-            if low < above.first {
-                self.ledger.emptied(low, above.first - 1);
-                self.counters.gaps_closed += 1;
-                events::gap_closed(&self.source, low, above.first - 1);
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether the stream holds the last record of this span unchanged, seen in this session.
-    async fn seen(&mut self, span: Span, session: u32) -> Result<bool, ObserveError> {
-        if self.ledger.coverage.was_seen(span.last, session) {
-            return Ok(true);
-        }
-        self.counters.reads += 1;
-        let equal = Answer::of(self.observer.read(span.last).await?, span.witness) == Answer::Equal;
-        if equal {
-            self.ledger.coverage.saw(span.last, session);
-        }
-        Ok(equal)
-    }
-
-    pub(super) async fn check(&mut self, position: ConsumerPosition) -> Result<Placement, GuardError> {
-        let outcome = self.try_check(position).await;
-        match outcome {
-            Ok(placement) => placement,
-            Err(error) => {
-                let mut permits = self.unknown(error)?;
-                let reason = || ObserveError::Unavailable { reason: "no answer".to_owned() };
-                Ok(Placement::Unknown(permits.unknown.take().unwrap_or_else(reason)))
-            }
-        }
-    }
-
-    async fn try_check(&mut self, position: ConsumerPosition) -> Result<Result<Placement, GuardError>, ObserveError> {
-        self.view = self.observer.stream().await?;
-        self.blocked.clear();
-        let forked = |permits: Result<Permits, GuardError>| {
-            permits.map(|mut permits| match permits.unknown.take() {
-                Some(error) => Placement::Unknown(error),
-                None => Placement::Fork(permits),
-            })
-        };
-        if let Some(newest) = self.ledger.newest_witness()
-            && let Some(evidence) = self.contradicts(newest).await?
-        {
-            return Ok(forked(self.fork(evidence).await));
-        }
-        let highest = position.delivered.max(position.ack_floor);
-        if highest > self.view.last {
-            // Said twice by the observer, so that a new leader's early answer does not count.
-            if self.observer.read(highest).await? == crate::observer::Reading::Above {
-                return Ok(Ok(Placement::Beyond { to: self.floor().saturating_add(1) }));
-            }
-            self.view = self.observer.stream().await?;
-        }
-        if position.ack_floor > self.floor() {
-            self.close_gaps().await?;
-        }
-        let mut at = self.floor().saturating_add(1).max(self.walked);
-        for _ in 0..STEPS {
-            let next = self.observer.next(at).await?.filter(|next| next.sequence() <= position.ack_floor);
-            let Some(next) = next else {
-                at = 0;
-                break;
-            };
-            at = next.sequence().saturating_add(1);
-            match self.ledger.classify(next.id) {
-                Class::Fresh => return Ok(Ok(Placement::PassedOver(next.sequence()))),
-                Class::Pending => {}
-                Class::Archived => {
-                    if let Some(span) = self.ledger.coverage.find(next.sequence()).copied() {
-                        if let Some(evidence) = self.contradicts(span.witness).await? {
-                            return Ok(forked(self.fork(evidence).await));
-                        }
-                        at = span.last.saturating_add(1);
-                    }
-                }
-            }
-        }
-        // What is above is looked at next time.
-        self.walked = at;
-        Ok(Ok(Placement::Stands))
-    }
-
-    /// Reads a witness back. What says that it does not stand, if so.
-    async fn contradicts(&mut self, witness: Witness) -> Result<Option<Evidence>, ObserveError> {
-        self.counters.reads += 1;
-        match Answer::of(self.observer.read(witness.sequence()).await?, witness) {
-            Answer::Equal => {
-                self.ledger.coverage.saw(witness.sequence(), self.ledger.session());
-                Ok(None)
-            }
-            Answer::Gone => {
-                let (mut stands, mut evidence) = (Stands::default(), Evidence::default());
-                let holds = span_holds(&*self.observer, &self.ledger, witness, &mut stands, &mut evidence).await?;
-                self.counters.reads += stands.requests;
-                Ok((!holds).then_some(evidence))
-            }
-            answer => {
-                let foreign = if answer == Answer::Other { vec![witness.sequence()] } else { Vec::new() };
-                Ok(Some(Evidence { foreign, above: answer == Answer::Above }))
             }
         }
     }

@@ -1,8 +1,11 @@
 //! The guard: decides what reaches a sink, verifies what the sink made durable, and permits acks.
 
+mod check;
 mod core;
+mod fork;
 mod open;
 mod permits;
+mod recall;
 mod report;
 mod verify;
 

@@ -375,7 +375,7 @@ impl Opener<'_> {
         }
         let found = consumer.find().await?;
         if let Some(position) = &found {
-            let expected = Expected { flush_count: self.flush.count, flush_age: self.flush.age };
+            let expected = Expected::new(self.flush.count, self.flush.age);
             for warning in consumer.check(&position.config, expected)? {
                 events::setting(self.source, consumer.name(), &warning.to_string());
             }

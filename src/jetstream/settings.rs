@@ -18,11 +18,19 @@ const MAX_ACK_PENDING: i64 = 1_000;
 
 /// How an archiver flushes, for [`Consumer::check`](super::Consumer::check) to compare a configuration with.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Expected {
     /// Records after which a flush is due.
     pub flush_count: u64,
     /// Time after which a flush is due.
     pub flush_age: Duration,
+}
+
+impl Expected {
+    /// A flush after so many records, and after so long.
+    pub const fn new(flush_count: u64, flush_age: Duration) -> Self {
+        Self { flush_count, flush_age }
+    }
 }
 
 /// A setting with which archiving works, but not well. `Display` says what it means and gives the numbers.

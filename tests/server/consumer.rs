@@ -12,7 +12,7 @@ use replay_guard::jetstream::{Consumer, ConsumerError, Expected, Position};
 use crate::nats::Server;
 use crate::on_versions;
 
-const EXPECTED: Expected = Expected { flush_count: 500, flush_age: Duration::from_secs(10) };
+const EXPECTED: Expected = Expected::new(500, Duration::from_secs(10));
 const MARK: &str = "4711";
 
 /// A stream with ten messages: odd sequences `s.odd`, even ones `s.even`.

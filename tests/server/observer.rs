@@ -125,6 +125,7 @@ on_versions! {
                     Reading::Message(_) => sequence += 1,
                     Reading::Gone => panic!("{sequence} never was there to go"),
                     Reading::Above => {}
+                    other => panic!("{other:?}"),
                 }
             }
         };

@@ -1,6 +1,6 @@
 //! A durable pull consumer as servers behave, not as they promise.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use replay_guard::{ConsumerPosition, Record, RecordId};
 
@@ -27,7 +27,7 @@ pub(crate) struct Progress {
     pub(crate) delivered: u64,
     pub(crate) consumer_sequence: u64,
     /// Delivered and not acked.
-    pub(crate) pending: BTreeMap<u64, ()>,
+    pub(crate) pending: BTreeSet<u64>,
     /// Whose ack wait is over, in the order they come again.
     pub(crate) again: Vec<u64>,
 }
@@ -57,7 +57,7 @@ impl Consumer {
     }
 
     pub(crate) fn position(&self) -> ConsumerPosition {
-        let floor = self.progress.pending.keys().next().map_or(self.progress.delivered, |lowest| lowest - 1);
+        let floor = self.progress.pending.first().map_or(self.progress.delivered, |lowest| lowest - 1);
         ConsumerPosition::new(self.progress.delivered, floor)
     }
 
@@ -73,7 +73,7 @@ impl Consumer {
     fn redelivery(&mut self) -> Option<Delivery> {
         while !self.progress.again.is_empty() {
             let sequence = self.progress.again.remove(0);
-            if !self.progress.pending.contains_key(&sequence) {
+            if !self.progress.pending.contains(&sequence) {
                 continue;
             }
             // Whatever stands there now: after a fork, a message that was never delivered.
@@ -92,7 +92,7 @@ impl Consumer {
         let (sequence, message) = self.world.first_at(self.progress.delivered + 1, &self.prefix)?;
         self.progress.delivered = sequence;
         self.progress.consumer_sequence += 1;
-        self.progress.pending.insert(sequence, ());
+        self.progress.pending.insert(sequence);
         let record = message.record(sequence);
         Some(Delivery { record, consumer_sequence: self.progress.consumer_sequence, first: true })
     }
@@ -102,14 +102,14 @@ impl Consumer {
         if there.as_ref().is_some_and(|message| message.published != id.published) {
             self.wrong_acks.push(id);
         }
-        if self.progress.pending.remove(&id.sequence).is_some() && self.world.state().work_queue {
+        if self.progress.pending.remove(&id.sequence) && self.world.state().work_queue {
             self.world.delete(id.sequence);
         }
     }
 
     /// The ack wait of all that is pending is over.
     pub(crate) fn expire(&mut self) {
-        self.progress.again = self.progress.pending.keys().copied().collect();
+        self.progress.again = self.progress.pending.iter().copied().collect();
     }
 
     /// The same; they come again in any order.
@@ -152,7 +152,7 @@ impl Consumer {
         let last = self.world.last();
         if what == AfterLoss::PulledBack {
             self.progress.delivered = self.progress.delivered.min(last);
-            self.progress.pending.retain(|sequence, ()| *sequence <= last);
+            self.progress.pending.retain(|sequence| *sequence <= last);
         }
         self.expire();
     }

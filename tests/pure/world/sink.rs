@@ -112,7 +112,7 @@ impl TestSink {
         let everything = flush.reason() == Reason::Everything;
         let keep = |record: &Record, partial: &mut Partial| match partial {
             Partial::All => true,
-            Partial::Even => record.sequence % 2 == 0,
+            Partial::Even => record.sequence.is_multiple_of(2),
             Partial::Some(rng) => everything || !rng.one_in(3),
         };
         let (now, later): (Vec<Record>, Vec<Record>) =

@@ -42,7 +42,7 @@ impl TestStore {
     /// Another place that holds the same.
     pub(crate) fn copy(&self) -> Self {
         let copy = Self::new(&self.world);
-        copy.place().states = self.place().states.clone();
+        copy.place().states.clone_from(&self.place().states);
         copy
     }
 }
@@ -53,8 +53,8 @@ impl CheckpointStore for TestStore {
             self.world.stutter().await;
             let place = self.place();
             let mut stored = Stored::default();
-            stored.states = place.states.clone();
-            stored.damaged = place.damaged.clone();
+            stored.states.clone_from(&place.states);
+            stored.damaged.clone_from(&place.damaged);
             Ok(stored)
         })
     }

@@ -1,0 +1,165 @@
+//! Gaps in the coverage, and whether the consumer passed over something.
+
+use super::core::Core;
+use super::verify::{Evidence, Stands, span_holds};
+use super::{ConsumerPosition, Permits, Placement};
+use crate::coverage::Span;
+use crate::error::GuardError;
+use crate::events;
+use crate::ledger::Class;
+use crate::observer::{ObserveError, Reading};
+use crate::trust::Answer;
+use crate::witness::Witness;
+
+/// How many gaps are asked about at one flush.
+const GAPS: usize = 8;
+/// How many spans, or records with the sink, one look at the consumer's position passes over.
+const STEPS: usize = 32;
+
+impl Core {
+    /// Closes gaps between spans on the stream's answer. Both sides must have been seen in this session.
+    pub(super) async fn close_gaps(&mut self) -> Result<(), ObserveError> {
+        let session = self.ledger.session();
+        let start = self.start();
+        let mut questions = 0;
+        let mut index = self.ledger.coverage.len();
+        while index > 0 && questions < GAPS {
+            index -= 1;
+            let Some(above) = self.ledger.coverage.get(index).copied().filter(|span| span.last >= start) else { break };
+            // What ends below the start is not counted; the lowest gap reaches down to the start.
+            let below = index.checked_sub(1).and_then(|below| self.ledger.coverage.get(below)).copied();
+            let below = below.filter(|span| span.last >= start);
+            let low = below.map_or(start, |span| span.last.saturating_add(1));
+            if (below.is_none() && above.first <= low) || self.blocked.contains(&(low, above.first)) {
+                continue;
+            }
+            questions += 1;
+            if !self.seen(above, session).await? {
+                self.blocked.insert((low, above.first));
+                continue;
+            }
+            if let Some(below) = below
+                && !self.seen(below, session).await?
+            {
+                self.blocked.insert((low, above.first));
+                continue;
+            }
+            if low < above.first {
+                self.counters.reads += 1;
+                let next = self.observer.next(low).await?;
+                if next.is_none_or(|next| next.sequence() < above.first) {
+                    self.blocked.insert((low, above.first));
+                    continue;
+                }
+            }
+            if below.is_some() {
+                self.ledger.coverage.close_gap(index - 1);
+            } else {
+                self.ledger.coverage.extend_down(index, low);
+            }
+            if low < above.first {
+                self.ledger.emptied(low, above.first - 1);
+                self.counters.gaps_closed += 1;
+                events::gap_closed(&self.source, low, above.first - 1);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the stream holds the last record of this span unchanged, seen in this session.
+    async fn seen(&mut self, span: Span, session: u32) -> Result<bool, ObserveError> {
+        if self.ledger.coverage.was_seen(span.last, session) {
+            return Ok(true);
+        }
+        self.counters.reads += 1;
+        let equal = Answer::of(self.observer.read(span.last).await?, span.witness) == Answer::Equal;
+        if equal {
+            self.ledger.coverage.saw(span.last, session);
+        }
+        Ok(equal)
+    }
+
+    pub(super) async fn check(&mut self, position: ConsumerPosition) -> Result<Placement, GuardError> {
+        let outcome = self.try_check(position).await;
+        match outcome {
+            Ok(placement) => placement,
+            Err(error) => {
+                let mut permits = self.unknown(error)?;
+                let reason = || ObserveError::Unavailable { reason: "no answer".to_owned() };
+                Ok(Placement::Unknown(permits.unknown.take().unwrap_or_else(reason)))
+            }
+        }
+    }
+
+    async fn try_check(&mut self, position: ConsumerPosition) -> Result<Result<Placement, GuardError>, ObserveError> {
+        self.view = self.observer.stream().await?;
+        self.blocked.clear();
+        let forked = |permits: Result<Permits, GuardError>| {
+            permits.map(|mut permits| match permits.unknown.take() {
+                Some(error) => Placement::Unknown(error),
+                None => Placement::Fork(permits),
+            })
+        };
+        if let Some(newest) = self.ledger.newest_witness()
+            && let Some(evidence) = self.contradicts(newest).await?
+        {
+            return Ok(forked(self.fork(evidence).await));
+        }
+        let highest = position.delivered.max(position.ack_floor);
+        if highest > self.view.last {
+            // Said twice by the observer, so that a new leader's early answer does not count.
+            if self.observer.read(highest).await? == Reading::Above {
+                return Ok(Ok(Placement::Beyond { to: self.floor().saturating_add(1) }));
+            }
+            self.view = self.observer.stream().await?;
+        }
+        if position.ack_floor > self.floor() {
+            self.close_gaps().await?;
+        }
+        let mut at = self.floor().saturating_add(1).max(self.walked);
+        for _ in 0..STEPS {
+            let next = self.observer.next(at).await?.filter(|next| next.sequence() <= position.ack_floor);
+            let Some(next) = next else {
+                at = 0;
+                break;
+            };
+            at = next.sequence().saturating_add(1);
+            match self.ledger.classify(next.id) {
+                Class::Fresh => return Ok(Ok(Placement::PassedOver(next.sequence()))),
+                Class::Pending => {}
+                Class::Archived => {
+                    if let Some(span) = self.ledger.coverage.find(next.sequence()).copied() {
+                        if let Some(evidence) = self.contradicts(span.witness).await? {
+                            return Ok(forked(self.fork(evidence).await));
+                        }
+                        at = span.last.saturating_add(1);
+                    }
+                }
+            }
+        }
+        // What is above is looked at next time.
+        self.walked = at;
+        Ok(Ok(Placement::Stands))
+    }
+
+    /// Reads a witness back. What says that it does not stand, if so.
+    async fn contradicts(&mut self, witness: Witness) -> Result<Option<Evidence>, ObserveError> {
+        self.counters.reads += 1;
+        match Answer::of(self.observer.read(witness.sequence()).await?, witness) {
+            Answer::Equal => {
+                self.ledger.coverage.saw(witness.sequence(), self.ledger.session());
+                Ok(None)
+            }
+            Answer::Gone => {
+                let (mut stands, mut evidence) = (Stands::default(), Evidence::default());
+                let holds = span_holds(&*self.observer, &self.ledger, witness, &mut stands, &mut evidence).await?;
+                self.counters.reads += stands.requests;
+                Ok((!holds).then_some(evidence))
+            }
+            answer => {
+                let foreign = if answer == Answer::Other { vec![witness.sequence()] } else { Vec::new() };
+                Ok(Some(Evidence { foreign, above: answer == Answer::Above }))
+            }
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! The stream lost its tail: how far, and what is left.
+
+use std::collections::BTreeSet;
+
+use super::core::Core;
+use super::verify::{Evidence, descend, read_all};
+use super::{Fork, Permits};
+use crate::error::GuardError;
+use crate::events;
+use crate::observer::{ObserveError, Reading};
+use crate::record::RecordId;
+use crate::trust::{Answer, Descent};
+use crate::witness::Witness;
+
+impl Core {
+    /// Something that was archived or delivered is not in the stream. Finds out how far down, cuts, and saves before
+    /// anything else happens.
+    pub(super) async fn fork(&mut self, mut evidence: Evidence) -> Result<Permits, GuardError> {
+        let view = match self.observer.stream().await {
+            Ok(view) => view,
+            Err(error) => return self.unknown(error),
+        };
+        // Every pending record speaks for itself. No link between them can be relied on any more.
+        let pending: Vec<Witness> = self.ledger.pending().iter().map(|entry| entry.witness).collect();
+        let known_above = |witness: &Witness| evidence.above && witness.sequence() > view.last;
+        let (above, asked): (Vec<Witness>, Vec<Witness>) = pending.into_iter().partition(known_above);
+        let readings = match read_all(&*self.observer, &asked).await {
+            Ok(readings) => readings,
+            Err(error) => return self.unknown(error),
+        };
+        self.counters.reads += asked.len() as u64;
+        let mut lost: BTreeSet<RecordId> = above.iter().map(|witness| witness.id).collect();
+        let mut against = above.last().map(|witness| (*witness, None));
+        let mut stands = BTreeSet::new();
+        let mut any_equal = false;
+        for (witness, reading) in readings {
+            match Answer::of(reading, witness) {
+                Answer::Equal => {
+                    any_equal = true;
+                    stands.insert(witness.id);
+                    if self.ledger.coverage.find(witness.sequence()).is_some() {
+                        evidence.foreign.push(witness.sequence());
+                    }
+                }
+                Answer::Gone => _ = stands.insert(witness.id),
+                Answer::Other | Answer::Above => {
+                    lost.insert(witness.id);
+                    let found = if let Reading::Message(found) = reading { Some(found) } else { None };
+                    against = Some((witness, found));
+                }
+            }
+        }
+        let descent = Descent::new(
+            self.ledger.coverage.clone(),
+            self.ledger.witnesses.clone(),
+            evidence.foreign,
+            evidence.above.then_some(view.last),
+        );
+        let cut = match descend(&*self.observer, descent).await {
+            Ok(cut) => cut,
+            Err(error) => return self.unknown(error),
+        };
+        if !cut.changed && lost.is_empty() {
+            let reason = "the stream answered differently a moment later".to_owned();
+            return self.unknown(ObserveError::Unavailable { reason });
+        }
+
+        if cut.coverage.is_empty() && cut.equal.is_none() && !any_equal {
+            // Nothing that was delivered stands, so the place where archiving began means nothing in this stream either.
+            self.origin = 1;
+        }
+        let against = cut.against.or(against);
+        self.ledger.coverage = cut.coverage;
+        self.ledger.witnesses = cut.witnesses;
+        self.ledger.after_cut();
+        let orphaned = self.ledger.orphan(|entry| lost.contains(&entry.id()));
+        let settled = self.ledger.settle(|entry| stands.contains(&entry.id()), |_| false);
+        let created = (self.created != view.created).then_some((self.created, view.created));
+        self.created = view.created;
+        self.view = view;
+        let floor = self.floor();
+        self.ledger.skipped.clear();
+        self.blocked.clear();
+        self.walked = 0;
+        if let Some(run) = self.skips.end() {
+            events::skip_run(&self.source, run);
+        }
+        let report = Fork {
+            at: cut
+                .equal
+                .map_or(floor, |witness| witness.sequence())
+                .min(against.map_or(u64::MAX, |(old, _)| old.sequence())),
+            archived: against.map(|(old, _)| old.id),
+            found: against.and_then(|(_, new)| new).map(|new| new.id),
+            last: view.last,
+            orphaned,
+            created,
+        };
+        // The same record can only be taken away twice if it was delivered again in between, and then the stream that is
+        // read is not the one that delivers.
+        let sides = report.archived.map(|archived| (archived, report.found));
+        if std::mem::replace(&mut self.last_fork, sides).is_some_and(|before| Some(before) == sides) {
+            return Err(GuardError::ForkAgain {
+                source_name: self.source.to_string(),
+                at: report.at,
+                archived: report.archived,
+                found: report.found,
+            });
+        }
+        self.counters.forks += 1;
+        self.totals.forks += 1;
+        self.counters.orphaned += report.orphaned.len() as u64;
+        self.totals.orphaned += report.orphaned.len() as u64;
+        self.move_pending = Some(floor.saturating_add(1));
+        self.account(&settled, &mut Permits::default());
+        events::fork(&self.source, &report);
+        events::move_required(&self.source, floor.saturating_add(1));
+        self.save().await?;
+        Ok(Permits { fork: Some(Box::new(report)), move_to: self.move_pending, floor, ..Permits::default() })
+    }
+}

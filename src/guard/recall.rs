@@ -1,0 +1,153 @@
+//! What of the checkpoint and of the sink's claims still stands, and what an operator wants forgotten.
+
+use super::Permits;
+use super::core::Core;
+use super::report::Trust;
+use super::verify::{Scope, Verdict, descend, newest_alive, verify};
+use crate::checkpoint::ClaimBody;
+use crate::coverage::Span;
+use crate::error::{GuardError, OpenError};
+use crate::events;
+use crate::observer::ObserveError;
+use crate::trust::{Answer, Descent};
+
+/// Reads back what the checkpoint says is archived, from the top down. Says whether the stream forked.
+pub(super) async fn verify_checkpoint(core: &mut Core) -> Result<(Trust, bool), OpenError> {
+    let coverage = std::mem::take(&mut core.ledger.coverage);
+    let witnesses = std::mem::take(&mut core.ledger.witnesses);
+    let empty = coverage.is_empty();
+    let marked = witnesses.iter().len() > 0;
+    let before = coverage.last().map_or(0, |span| span.last);
+    let cut = descend(&*core.observer, Descent::new(coverage, witnesses, Vec::new(), None)).await?;
+    core.counters.by_time += u64::from(cut.by_time);
+    let through = cut.coverage.last().map_or(0, |span| span.last);
+    let stands = cut.equal.is_some();
+    if cut.by_time > 0 {
+        events::by_time(&core.source, through);
+    }
+    if let Some(witness) = cut.equal {
+        let session = core.ledger.session();
+        core.ledger.coverage = cut.coverage;
+        core.ledger.coverage.saw(witness.sequence(), session);
+    } else {
+        core.ledger.coverage = cut.coverage;
+    }
+    core.ledger.witnesses = cut.witnesses;
+    let drifted = core.created != core.view.created;
+    let nothing_left = !stands && core.ledger.coverage.is_empty();
+    // Where archiving began means something only in the stream it began in.
+    let origin_lost = nothing_left && ((cut.changed && (!empty || marked)) || (empty && !marked && drifted));
+    if origin_lost {
+        core.origin = 1;
+    }
+    if drifted && stands && !cut.changed {
+        events::created_drifted(&core.source, core.created, core.view.created);
+    }
+    core.created = core.view.created;
+    let trust = match (empty, stands, cut.changed) {
+        (true, _, _) if !origin_lost => Trust::Empty,
+        (_, true, false) => Trust::Whole,
+        (_, false, false) if !origin_lost => Trust::ByTime,
+        _ if nothing_left => Trust::Nothing,
+        _ => Trust::Through(through),
+    };
+    let forked = cut.changed || origin_lost;
+    if forked {
+        core.totals.forks += 1;
+        core.counters.forks += 1;
+        events::checkpoint_distrusted(&core.source, through);
+        let fork = super::Fork {
+            at: cut.equal.map_or(through, |witness| witness.sequence()),
+            archived: cut.against.map(|(old, _)| old.id),
+            found: cut.against.and_then(|(_, new)| new).map(|new| new.id),
+            last: core.view.last,
+            orphaned: Vec::new(),
+            created: core.report.created,
+        };
+        debug_assert!(before >= through);
+        events::fork(&core.source, &fork);
+    }
+    Ok((trust, forked))
+}
+
+/// Reads back the claims' spans, newest first. Returns how many joined and how many are history.
+pub(super) async fn verify_claims(
+    core: &mut Core,
+    claims: Vec<ClaimBody>,
+    exactly_from: Option<u64>,
+) -> Result<(usize, usize), OpenError> {
+    if let Some(from) = exactly_from {
+        core.forget_from(from).await?;
+    }
+    let mut spans: Vec<Span> = claims.iter().flat_map(|claim| claim.coverage.spans().copied()).collect();
+    spans.sort_by_key(|span| std::cmp::Reverse((span.last, span.latest)));
+    let (mut joined, mut history) = (0, 0);
+    for span in spans {
+        let known = core.ledger.coverage.find(span.last);
+        let overlaps = core.ledger.coverage.spans().any(|other| other.first <= span.last && span.first <= other.last);
+        if let Some(known) = known.filter(|known| known.contains(span.first) && known.knows(span.witness.id.published))
+            && (known.last != span.last || known.witness == span.witness)
+        {
+            continue; // the checkpoint has it already
+        }
+        // What stands by its record is seen in the session at hand, and joins what it touches if that was seen too.
+        let stands = match Answer::of(core.observer.read(span.last).await?, span.witness) {
+            Answer::Equal => Some(core.ledger.session()),
+            Answer::Other | Answer::Above => None,
+            Answer::Gone => {
+                let alive = newest_alive(&*core.observer, span.first, span.last).await?;
+                (!overlaps && alive.is_none_or(|alive| span.knows(alive.id.published))).then_some(0)
+            }
+        };
+        if let Some(session) = stands {
+            core.ledger.coverage.insert(span, session);
+            core.ledger.witnesses.extend([span.witness]);
+            joined += 1;
+        } else {
+            history += 1;
+        }
+    }
+    Ok((joined, history))
+}
+
+impl Core {
+    /// What lies at or above this sequence is not archived, whatever the checkpoint says.
+    async fn forget_from(&mut self, from: u64) -> Result<(), ObserveError> {
+        while let Some(index) = self.ledger.coverage.len().checked_sub(1) {
+            let Some(span) = self.ledger.coverage.get(index).copied().filter(|span| span.last >= from) else { break };
+            // What stays must end at a record that stands; the stream is asked for the newest one below.
+            let below = if span.first < from {
+                let alive = newest_alive(&*self.observer, span.first, from - 1).await?;
+                alive.or_else(|| self.ledger.witnesses.newest_in(span.first, from))
+            } else {
+                None
+            };
+            if let Some(witness) = below {
+                self.ledger.coverage.truncate(index, witness);
+                break;
+            }
+            self.ledger.coverage.remove(index);
+        }
+        self.ledger.witnesses.cut_above(from.saturating_sub(1));
+        Ok(())
+    }
+
+    pub(super) async fn replay_from(&mut self, sequence: u64) -> Result<Permits, GuardError> {
+        match verify(&*self.observer, &self.ledger, Scope::All, self.view.acked_are_removed).await {
+            Err(error) => return self.unknown(error),
+            Ok(Verdict::Fork(evidence)) => return self.fork(evidence).await,
+            Ok(Verdict::Stands(stands)) => self.saw(&stands),
+        }
+        let last = self.ledger.coverage.last().map_or(0, |span| span.last);
+        if let Err(error) = self.forget_from(sequence).await {
+            return self.unknown(error);
+        }
+        self.wanted(sequence, last);
+        let to = self.floor().saturating_add(1);
+        self.move_pending = Some(to);
+        events::replay_wanted(&self.source, sequence, last);
+        events::move_required(&self.source, to);
+        self.save().await?;
+        Ok(Permits { move_to: Some(to), floor: self.floor(), ..Permits::default() })
+    }
+}
