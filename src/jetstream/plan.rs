@@ -94,6 +94,9 @@ struct Starting {
 #[derive(Debug)]
 struct Running {
     connection: u64,
+    /// When the consumer was created, and what it delivers: another one of its name is another session.
+    created: i64,
+    filters: Vec<String>,
     chain: Chain,
     window: Window,
     pace: Pace,
@@ -321,6 +324,11 @@ impl Plan {
                 starting.position = Some(Box::new(position));
             }
             (Phase::Starting(starting), None) => starting.step = Step::Make,
+            (Phase::Running(running), Some(position))
+                if running.created != position.created || running.filters != position.filters() =>
+            {
+                self.end(&SessionEnd::Replaced, now);
+            }
             (Phase::Running(running), Some(position)) => {
                 running.checking = false;
                 running.position = Some(place(&position));
@@ -394,6 +402,8 @@ impl Plan {
             }
             let running = Running {
                 connection: *connection,
+                created: position.created,
+                filters: position.filters(),
                 chain: Chain::new(!matches!(config.deliver_policy, DeliverPolicy::LastPerSubject), *start),
                 window: Window::default(),
                 pace,

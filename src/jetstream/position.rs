@@ -48,6 +48,11 @@ impl Position {
         self.config.metadata.get(METADATA_KEY).map(String::as_str)
     }
 
+    /// The subjects it delivers, sorted; empty for all.
+    pub fn filters(&self) -> Vec<String> {
+        settings::filters(&self.config)
+    }
+
     /// After how long the server delivers an un-acked message for the second time.
     pub fn ack_deadline(&self) -> Duration {
         settings::ack_deadline(&self.config)

@@ -17,6 +17,7 @@ use super::pace::{Backoff, Limits};
 use super::plan::{Action, Connection, Note, Plan, Taken};
 use super::pull::{Batch, Pull};
 use super::session::SessionEnd;
+use super::settings::Expected;
 use crate::error::GuardError;
 use crate::events;
 use crate::guard::Offer;
@@ -123,6 +124,11 @@ impl<S: Sink + 'static> Driver<S> {
             Action::Find => {
                 let found = self.consumer.find().await;
                 if let Some(position) = run.passes("find", found)? {
+                    // Somebody may have made it anew with settings under which messages are lost.
+                    if let Some(position) = &position {
+                        let expected = Expected::new(self.flush.count, self.flush.age);
+                        self.consumer.check(&position.config, expected)?;
+                    }
                     run.plan.found(position, run.now());
                 }
             }

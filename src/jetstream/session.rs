@@ -28,10 +28,12 @@ pub(crate) enum SessionEnd {
         now: u64,
     },
     /// One stream sequence came with two publish times.
-    Replaced {
+    TwoTimes {
         /// The stream sequence.
         sequence: u64,
     },
+    /// The consumer was made anew, or filters otherwise.
+    Replaced,
     /// The server said so, or said nothing for too long.
     Server(String),
 }
@@ -42,7 +44,8 @@ impl std::fmt::Display for SessionEnd {
             Self::Reconnected => write!(f, "the connection is another one"),
             Self::ConsumerRestarted { before, now } => write!(f, "the consumer's sequence went from {before} to {now}"),
             Self::WentBack { before, now } => write!(f, "first deliveries went from stream sequence {before} to {now}"),
-            Self::Replaced { sequence } => write!(f, "stream sequence {sequence} came with two publish times"),
+            Self::Replaced => write!(f, "the consumer is another one"),
+            Self::TwoTimes { sequence } => write!(f, "stream sequence {sequence} came with two publish times"),
             Self::Server(said) => f.write_str(said),
         }
     }
@@ -119,7 +122,7 @@ impl Window {
     pub(crate) fn add(&mut self, id: RecordId, reply: Subject) -> Result<(), SessionEnd> {
         let waiting = Waiting { published: id.published, reply, round: self.round };
         match self.waiting.insert(id.sequence, waiting) {
-            Some(before) if before.published != id.published => Err(SessionEnd::Replaced { sequence: id.sequence }),
+            Some(before) if before.published != id.published => Err(SessionEnd::TwoTimes { sequence: id.sequence }),
             _ => Ok(()),
         }
     }
@@ -204,7 +207,7 @@ mod tests {
         let mut window = Window::default();
         window.add(RecordId::new(1, 10), "a".into()).expect("new");
         window.add(RecordId::new(1, 10), "b".into()).expect("a redelivery");
-        assert_eq!(window.add(RecordId::new(1, 11), "c".into()), Err(SessionEnd::Replaced { sequence: 1 }));
+        assert_eq!(window.add(RecordId::new(1, 11), "c".into()), Err(SessionEnd::TwoTimes { sequence: 1 }));
     }
 
     #[test]
