@@ -168,7 +168,8 @@ impl Consumer {
     async fn make(&self, config: Config, from: u64, mark: &str, stream: &StreamInfo) -> Result<Moved, ConsumerError> {
         let retention = stream.config.retention;
         let to = start(from, stream);
-        let config = settings::named(settings::marked(settings::starting(config, to, retention), mark), &self.name);
+        let config = settings::starting(settings::marked(config, mark), to, retention);
+        let config = settings::named(config, &self.name, &self.source);
         let mut stood = 0;
         for _ in 0..TRIES {
             let position = self.put(&config, "create").await?;

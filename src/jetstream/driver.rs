@@ -13,7 +13,7 @@ use super::error::ConsumerError;
 use super::observe::StreamObserver;
 use super::pace::Backoff;
 use super::resume::{self, First, Start, StartError};
-use super::settings::Expected;
+use super::settings::{self, Expected};
 use crate::error::{GuardError, OpenError, SinkFailure};
 use crate::events;
 use crate::guard::{Counters, Guard, OnDamage, OpenReport, Opening, Origin};
@@ -168,7 +168,10 @@ impl<S: Sink + 'static> Driver<S> {
         let consumer = Consumer::new(context.clone(), &source, consumer)?.with_denials(builder.denials.clone());
         let observer = StreamObserver::new(context.clone(), &source).with_denials(builder.denials);
         let window = i64::try_from(builder.flush.count.saturating_mul(2)).unwrap_or(i64::MAX).max(1_000);
-        let config = config.unwrap_or_else(|| consumer.default_config(window));
+        let config = match config {
+            Some(config) => settings::named(config, consumer.name(), &source),
+            None => consumer.default_config(window),
+        };
         // The server may be away: nothing is opened, and no sink is made, before it answers.
         let mut backoff = Backoff::new(Backoff::seed());
         while let Err(error) = observer.stream().await {

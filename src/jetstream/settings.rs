@@ -191,18 +191,17 @@ pub(super) fn fresh(name: &str, source: &Source, max_ack_pending: i64) -> Config
     }
 }
 
+/// The same configuration under a name, with the source's filters.
+pub(super) fn named(config: Config, name: &str, source: &Source) -> Config {
+    let Config { durable_name, name, filter_subject, filter_subjects, .. } = fresh(name, source, 0);
+    Config { durable_name, name, filter_subject, filter_subjects, ..config }
+}
+
 /// The same configuration with our mark.
 pub(super) fn marked(mut config: Config, mark: &str) -> Config {
     // The server adds keys of its own to what it reports; they are not the operator's.
     config.metadata.retain(|key, _| !key.starts_with("_nats."));
     config.metadata.insert(METADATA_KEY.to_owned(), mark.to_owned());
-    config
-}
-
-/// The same configuration under a name.
-pub(super) fn named(mut config: Config, name: &str) -> Config {
-    config.durable_name = Some(name.to_owned());
-    config.name = Some(name.to_owned());
     config
 }
 
@@ -301,6 +300,15 @@ mod tests {
         for (warning, number) in warnings.iter().zip(["1000", "5", "60s", "10s"]) {
             assert!(warning.to_string().contains(number), "{warning}");
         }
+    }
+
+    #[test]
+    fn an_operators_configuration_gets_name_and_filters() {
+        let operators = Config { ack_wait: Duration::from_secs(7), filter_subject: "x".into(), ..Config::default() };
+        let named = named(operators, "c", &source());
+        assert_eq!((named.durable_name.as_deref(), named.name.as_deref()), (Some("c"), Some("c")));
+        assert_eq!((named.ack_wait, filters(&named)), (Duration::from_secs(7), vec!["a.>".into(), "b.*".into()]));
+        assert!(check("c", &named, &source(), EXPECTED).is_ok());
     }
 
     #[test]

@@ -46,3 +46,19 @@ fn every_event_is_described_with_its_level_and_fields() {
     assert!(emitted.len() > 20, "the events were not found in the code: {emitted:?}");
     assert_eq!(emitted, described);
 }
+
+/// The code from one line to another, without attributes, visibility and what only documents.
+fn code<'a>(text: &'a str, from: &str, to: &str) -> Vec<&'a str> {
+    let start = text.find(from).unwrap();
+    let code = &text[start..start + text[start..].find(to).unwrap()];
+    code.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("///")).collect()
+}
+
+#[test]
+fn the_sink_everybody_copies_is_the_one_that_is_tested() {
+    let shown = code(include_str!("../../README.md"), "impl Lines {", "#[tokio::main]");
+    let tested = include_str!("../../examples/lines.rs").replace("pub async fn open", "async fn open");
+    let tested = code(&tested, "impl Lines {", "async fn shutdown_signal");
+    assert!(shown.len() > 20);
+    assert_eq!(shown, tested);
+}

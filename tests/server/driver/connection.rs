@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use async_nats::jetstream::consumer::pull;
 
-use super::rig::{Rig, until};
+use super::rig::{CONSUMER, Rig, until};
 use crate::on_versions;
 
 on_versions! {
@@ -98,8 +98,11 @@ on_versions! {
         until("all is written", async || rig.archive.written() == 250).await;
         let ended = running.stop().await.unwrap();
         assert_eq!((ended.floor, ended.unverified, ended.counters.archived), (250, 0, 250));
+        // The acks are on their way; the server takes its time with them.
+        rig.acked().await;
         let info = rig.info().await;
         assert_eq!((info.num_ack_pending, info.num_pending, info.ack_floor.stream_sequence), (0, 0, 250));
+        assert_eq!(info.config.durable_name.as_deref(), Some(CONSUMER), "a configuration without a name is given one");
         let running = rig.start().await;
         until("a session", async || running.now().sessions == 1).await;
         let again = running.stop().await.unwrap();

@@ -1,10 +1,19 @@
 //! Whole drivers against real servers: what people reported, and what a running archiver meets.
 
+#[allow(dead_code, unreachable_pub, reason = "a whole program, of which its sink is used here")]
+#[path = "../../../examples/lines.rs"]
+mod example;
+
 mod acks;
+mod checkpoint;
 mod connection;
 mod disposable;
 mod events;
 mod fork;
+mod identity;
+mod kinds;
+mod lines;
 mod rewind;
 mod rig;
 mod sink;
+mod start;

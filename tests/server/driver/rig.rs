@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, Info, PullConsumer, pull};
-use async_nats::jetstream::stream::{Config, RetentionPolicy};
+use async_nats::jetstream::consumer::{AckPolicy, Config, DeliverPolicy, Info, PullConsumer, pull};
+use async_nats::jetstream::stream::{self, RetentionPolicy};
 use async_nats::jetstream::{self, Context};
 use futures_util::StreamExt as _;
 use replay_guard::{Driver, DriverBuilder, DriverError, Ended, RecordId, Status};
@@ -96,19 +96,19 @@ impl Rig {
     }
 
     pub(super) async fn retaining(server: Server, retention: RetentionPolicy) -> Self {
-        Self::with(server, |config| Config { retention, ..config }).await
+        Self::with(server, |config| stream::Config { retention, ..config }).await
     }
 
-    pub(super) async fn with(server: Server, config: impl FnOnce(Config) -> Config) -> Self {
+    pub(super) async fn with(server: Server, config: impl FnOnce(stream::Config) -> stream::Config) -> Self {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         events::keep();
-        let stream = format!("S{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        let name = format!("S{}", COUNT.fetch_add(1, Ordering::Relaxed));
         let context = jetstream::new(server.client().await.unwrap());
-        let subjects = vec![format!("{stream}.>")];
-        let made = context.create_stream(config(Config { name: stream.clone(), subjects, ..Default::default() }));
+        let subjects = vec![format!("{name}.>")];
+        let made = context.create_stream(config(stream::Config { name: name.clone(), subjects, ..Default::default() }));
         made.await.unwrap();
         let state = tempfile::tempdir().unwrap();
-        Self { server, context, stream, archive: Archive::new(), state, payloads: Vec::new() }
+        Self { server, context, stream: name, archive: Archive::new(), state, payloads: Vec::new() }
     }
 
     pub(super) fn state_dir(&self) -> PathBuf {
@@ -154,11 +154,13 @@ impl Rig {
         last
     }
 
-    /// A builder that flushes every 100 records or 200 ms, on a connection of its own.
+    /// A builder that flushes every 100 records or 200 ms, on a connection of its own. An ack that is lost on purpose
+    /// makes its message come again soon.
     pub(super) async fn builder(&self) -> DriverBuilder {
         let context = jetstream::new(self.server.client().await.unwrap());
         Driver::builder(context, self.stream.as_str())
             .consumer(CONSUMER)
+            .consumer_config(Config { ack_wait: Duration::from_secs(3), max_ack_pending: 1_000, ..Default::default() })
             .state_dir(self.state_dir())
             .flush_every(100, Duration::from_millis(200))
     }
@@ -346,7 +348,7 @@ impl AckTap {
     pub(super) async fn take(&mut self) -> Vec<(RecordId, String)> {
         use futures_util::FutureExt as _;
         // What the server sent before it answers this has come.
-        self.client.flush().await.unwrap();
+        until("an answer", async || jetstream::new(self.client.clone()).query_account().await.is_ok()).await;
         let mut acks = Vec::new();
         while let Some(Some(message)) = self.subscriber.next().now_or_never() {
             let tokens: Vec<&str> = message.subject.split('.').collect();
