@@ -45,7 +45,7 @@ fn claim() -> ClaimBody {
 }
 
 fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    bytes.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
 }
 
 const CHECKPOINT: &str = "\

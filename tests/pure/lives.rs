@@ -19,7 +19,6 @@ struct Life {
 }
 
 /// Seeds that failed once.
-#[expect(clippy::unreadable_literal, reason = "seeds are copied, not read")]
 const SEEDS: &[u64] = &[
     562, 4032, 4908, 11175, 11186, 13803, 18242, 19780, 21943, 26295, 27423, 28321, 56732, 59432, 125_212, 138_627,
     160_702, 256_620, 258_374, 499_728, 512_736,

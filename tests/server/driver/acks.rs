@@ -60,9 +60,10 @@ on_versions! {
         let mut tap = AckTap::new(&rig).await;
         let flushes = rig.archive.flushes();
         for fail_write in [true, false] {
-            rig.archive.plan(|plan| match fail_write {
-                true => plan.fail_write = Some(151),
-                false => plan.fail_flush = Some(flushes + 1),
+            rig.archive.plan(|plan| if fail_write {
+                plan.fail_write = Some(151);
+            } else {
+                plan.fail_flush = Some(flushes + 1);
             });
             let error = rig.start().await.end().await;
             assert!(matches!(&error, DriverError::Guard(GuardError::Sink { .. })) && !error.is_setting(), "{error}");
