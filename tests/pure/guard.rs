@@ -4,9 +4,9 @@ mod checkpoints;
 mod forks;
 mod sinks;
 
-use replay_guard::{Origin, Reason, Record, Trust};
+use replay_guard::{Offer, Origin, Reason, Record, Trust};
 
-use crate::world::{AfterLoss, Driver, MS, World};
+use crate::world::{AfterLoss, Driver, MS, World, now};
 
 /// Archives what the stream holds, in flushes of so many.
 fn archive(driver: &mut Driver, each: usize) {
@@ -52,6 +52,18 @@ fn a_consumer_that_forgot_everything_leads_to_no_write() {
     assert_eq!(driver.guard().report().trust, Trust::Whole);
     assert_eq!(driver.runs.len(), 1);
     assert_eq!((driver.runs[0].count, driver.runs[0].first, driver.runs[0].last), (1_000, 1, 1_000));
+}
+
+#[test]
+fn what_was_skipped_in_an_earlier_session_is_not_permitted() {
+    let (world, mut driver) = archived(5, 5);
+    let mut guard = driver.guard.take().unwrap();
+    let record = || world.get(3).unwrap().record(3);
+    assert_eq!(now(guard.offer(record(), None)).unwrap(), Offer::Skipped);
+    _ = now(guard.begin_session()).unwrap();
+    assert!(now(guard.flush(Reason::Due)).unwrap().acks().is_empty());
+    assert_eq!(now(guard.offer(record(), None)).unwrap(), Offer::Skipped);
+    assert_eq!(now(guard.flush(Reason::Due)).unwrap().acks(), [record().id()]);
 }
 
 #[test]
@@ -195,7 +207,7 @@ fn while_the_stream_cannot_be_asked_nothing_is_acked_and_nothing_new_is_written(
     assert_eq!(driver.disk.sequences().len(), 10, "held: durable and not verified");
     let saves = driver.store.place().saves;
     let mut guard = driver.guard.take().unwrap();
-    let due = crate::world::now(guard.offer(world.get(11).unwrap().record(11), None));
+    let due = now(guard.offer(world.get(11).unwrap().record(11), None));
     assert!(matches!(due, Err(replay_guard::GuardError::FlushDue)), "{due:?}");
     driver.guard = Some(guard);
     driver.flush(Reason::Due).unwrap();
@@ -225,7 +237,7 @@ fn a_missing_permission_is_an_error_and_not_an_outage() {
 fn what_an_operator_wants_again_is_written_again_once() {
     let (world, mut driver) = archived(30, 10);
     let mut guard = driver.guard.take().unwrap();
-    let permits = crate::world::now(guard.replay_from(15)).unwrap();
+    let permits = now(guard.replay_from(15)).unwrap();
     driver.guard = Some(guard);
     assert_eq!((permits.move_to(), permits.acks().len()), (Some(15), 0));
     driver.allowed = (15..=30).map(|sequence| (world.get(sequence).unwrap().id(sequence), 1)).collect();
@@ -349,7 +361,7 @@ fn what_lies_below_the_origin_is_not_ours_until_the_stream_is_another_one() {
 
 #[test]
 fn a_stream_made_anew_before_anything_was_archived_is_archived_from_its_first_message() {
-    for pending in [0, 2] {
+    for (pending, reopened) in [(0, false), (2, false), (0, true), (2, true)] {
         let world = World::new();
         world.publish(10);
         let mut driver = Driver::new(&world);
@@ -361,6 +373,9 @@ fn a_stream_made_anew_before_anything_was_archived_is_archived_from_its_first_me
         driver.consumer.after_loss(AfterLoss::Ahead);
         world.disconnect();
         world.publish(8);
+        if reopened {
+            driver.open().unwrap();
+        }
         driver.quiet().unwrap();
         driver.complete().unwrap();
     }
@@ -393,4 +408,42 @@ fn a_clock_that_steps_back_over_a_fork_is_caught_by_the_witness_alone() {
         let message: Record = world.get(sequence).unwrap().record(sequence);
         assert!(driver.disk.holds(&message), "{sequence} is archived");
     }
+}
+
+#[test]
+fn a_clock_that_steps_back_deceives_only_where_the_witness_is_gone_as_well() {
+    let (world, mut driver) = archived(20, 5);
+    world.lose_to(15);
+    // Back into the times of the archive, and the message that would tell is deleted.
+    world.state().clock -= 165 * MS;
+    world.publish(6);
+    world.delete(20);
+    driver.consumer.after_loss(AfterLoss::PulledBack);
+    driver.consumer.progress.delivered = 15;
+    driver.session().unwrap();
+    driver.pull(4).unwrap();
+    // Known: times alone do not hold against such a clock. Four new messages are taken for archived ones.
+    assert!(matches!(driver.flush(Reason::Due), Err(crate::world::Stop::Broken(_))));
+    let counters = driver.guard().counters();
+    assert_eq!(counters.skipped, 4);
+    assert!(counters.by_time > 0, "but it is counted that times alone decided");
+}
+
+#[test]
+fn a_record_that_stands_inside_a_span_and_is_none_of_it_cuts_the_span() {
+    let world = World::new();
+    world.publish(3);
+    // The clock was wrong for one message, so it lies outside the times of what is adopted.
+    world.state().clock += 3_600_000 * MS;
+    world.publish(1);
+    world.state().clock -= 3_600_000 * MS;
+    world.publish(2);
+    let mut driver = Driver::new(&world);
+    driver.origin = Origin::Adopt(6);
+    driver.disk.inside().durable.extend(world.all("").into_iter().filter(|record| record.sequence != 4));
+    driver.open().unwrap();
+    driver.pull(6).unwrap();
+    driver.flush(Reason::Due).unwrap();
+    assert_eq!(driver.forks.len(), 1);
+    driver.finish();
 }

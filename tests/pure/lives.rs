@@ -272,8 +272,8 @@ fn live(seed: u64) -> Result<(), String> {
 }
 
 #[test]
-fn a_thousand_lives_lose_nothing_and_write_nothing_twice() {
-    let lives = std::env::var("REPLAY_GUARD_LIVES").ok().and_then(|number| number.parse().ok()).unwrap_or(3_000_u64);
+fn lives_full_of_accidents_lose_nothing_and_write_nothing_twice() {
+    let lives = std::env::var("REPLAY_GUARD_LIVES").ok().and_then(|number| number.parse().ok()).unwrap_or(5_000_u64);
     let first = std::env::var("REPLAY_GUARD_SEED").ok().and_then(|number| number.parse().ok()).unwrap_or(1_u64);
     let mut failed = Vec::new();
     let mut report = String::new();

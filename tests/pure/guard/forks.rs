@@ -1,6 +1,6 @@
 //! The stream lost its tail, or is another one.
 
-use replay_guard::{GuardError, OnDamage, Reason, Record, Trust};
+use replay_guard::{GuardError, Offer, OnDamage, Reason, Record, Trust};
 
 use super::{archive, archived, writes};
 use crate::world::{AfterLoss, Driver, Recover, World, now};
@@ -53,6 +53,9 @@ fn a_fork_is_found_by_the_check_alone() {
     world.lose_to(20);
     driver.check().unwrap();
     assert_eq!((driver.forks.len(), driver.forks[0].at, driver.forks[0].found), (1, 20, None));
+    let left = *driver.guard().coverage().last().unwrap();
+    let newest = world.get(20).unwrap().published;
+    assert_eq!((left.last, left.latest), (20, newest), "what a cut leaves is not wider than what stands");
     world.publish(3);
     driver.finish();
     assert_eq!(writes(&driver), 33);
@@ -109,6 +112,26 @@ fn a_seam_inside_one_flush_is_found_though_all_sequences_are_in_order() {
     assert_eq!(driver.moves, [16]);
     driver.finish();
     assert_eq!(driver.disk.inside().durable.len(), 26);
+}
+
+#[test]
+fn a_seam_is_found_though_the_number_before_it_is_gone_in_the_new_life() {
+    for gone in [vec![20], vec![19, 20], vec![17, 18, 19, 20]] {
+        let world = World::new();
+        world.publish(20);
+        let mut driver = Driver::opened(&world);
+        driver.pull(20).unwrap();
+        world.lose_to(15);
+        driver.consumer.progress.again.clear();
+        world.publish(6);
+        for sequence in &gone {
+            world.delete(*sequence);
+        }
+        assert_eq!(driver.pull(10).unwrap(), 1);
+        driver.flush(Reason::Due).unwrap();
+        assert_eq!((driver.forks.len(), driver.acked.len()), (1, 0), "{gone:?}");
+        driver.finish();
+    }
 }
 
 #[test]
@@ -276,4 +299,29 @@ fn a_claim_never_joins_two_lives() {
     for record in world.all("") {
         assert!(driver.disk.holds(&record), "{}", record.id());
     }
+}
+
+#[test]
+fn a_skip_is_verified_at_its_own_span() {
+    // A work queue, where the newest witness is gone by nature, and a clock that steps back into the times of the span.
+    let world = World::new();
+    world.state().work_queue = true;
+    world.publish(10);
+    let mut driver = Driver::opened(&world);
+    archive(&mut driver, 10);
+    world.disconnect();
+    world.publish(10);
+    driver.pull(1).unwrap();
+    archive(&mut driver, 10);
+    assert_eq!(driver.guard().spans(), 2);
+    world.lose_to(5);
+    world.state().clock -= 165 * crate::world::MS;
+    world.state().pace = 1_000;
+    world.publish(16);
+    world.delete(20);
+    let mut guard = driver.guard.take().unwrap();
+    let new = world.get(7).unwrap().record(7);
+    assert_eq!(now(guard.offer(new, None)).unwrap(), Offer::Skipped, "it lies inside the times");
+    let permits = now(guard.flush(Reason::Due)).unwrap();
+    assert!(permits.fork().is_some() && permits.acks().is_empty());
 }
