@@ -5,6 +5,7 @@ use tracing::{error, info, warn};
 
 use crate::guard::{Fork, OpenReport};
 use crate::observer::ObserveError;
+use crate::record::RecordId;
 use crate::skip::SkipRun;
 use crate::source::Source;
 
@@ -229,6 +230,19 @@ pub(crate) fn passed_over(source: &Source, consumer: &str, sequence: u64) {
         consumer,
         sequence,
         "the consumer passed over a message that is not archived"
+    );
+}
+
+pub(crate) fn foreign(source: &Source, id: RecordId, subject: &str) {
+    let (sequence, published) = (id.sequence, id.published);
+    warn!(
+        name: "replay_guard.foreign",
+        target: TARGET,
+        source = %source,
+        sequence,
+        published,
+        subject,
+        "a message of another subject was redelivered: the stream lost its tail; it is neither archived nor acked"
     );
 }
 

@@ -60,6 +60,26 @@ impl Source {
     pub fn filters(&self) -> &[String] {
         &self.filters
     }
+
+    /// Whether a message with this subject belongs to the source.
+    pub fn matches(&self, subject: &str) -> bool {
+        self.filters.is_empty() || self.filters.iter().any(|filter| fits(filter, subject))
+    }
+}
+
+/// Whether a subject fits a filter: `*` stands for one token, `>` at the end for one or more.
+fn fits(filter: &str, subject: &str) -> bool {
+    let mut tokens = subject.split('.');
+    for part in filter.split('.') {
+        match (part, tokens.next()) {
+            (_, None) => return false,
+            (">", Some(_)) => return true,
+            ("*", Some(_)) => {}
+            (part, Some(token)) if part == token => {}
+            _ => return false,
+        }
+    }
+    tokens.next().is_none()
 }
 
 impl std::fmt::Display for Source {
@@ -72,5 +92,31 @@ impl std::fmt::Display for Source {
             write!(f, " [{}]", self.filters.join(", "))?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn subjects_are_matched_token_by_token() {
+        for (filter, subject, expected) in [
+            ("a.b", "a.b", true),
+            ("a.b", "a.b.c", false),
+            ("a.b", "a", false),
+            ("a.*", "a.b", true),
+            ("a.*", "a", false),
+            ("a.*", "a.b.c", false),
+            ("a.>", "a.b.c", true),
+            ("a.>", "a", false),
+            ("*.b.>", "x.b.c", true),
+            (">", "anything.at.all", true),
+            ("a.b", "a.bc", false),
+        ] {
+            assert_eq!(Source::new("S").with_filters([filter]).matches(subject), expected, "{filter} {subject}");
+        }
+        assert!(Source::new("S").matches("whatever"));
+        assert!(Source::new("S").with_filters(["a", "b"]).matches("b"));
     }
 }

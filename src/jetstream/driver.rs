@@ -55,8 +55,9 @@ impl DriverError {
                 matches!(error, OpenError::Foreign { .. } | OpenError::Damaged { .. } | OpenError::Undecodable { .. })
             }
             Self::Guard(error) => matches!(error, GuardError::Observe(_)),
+            // One that was deleted under our hands is made again the next time.
+            Self::Consumer(ConsumerError::Missing { .. }) | Self::Factory(_) => false,
             Self::Consumer(error) => !error.is_retriable() || matches!(error, ConsumerError::NoStream { .. }),
-            Self::Factory(_) => false,
         }
     }
 

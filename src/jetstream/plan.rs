@@ -66,7 +66,7 @@ pub(crate) enum Action {
 pub(crate) enum Taken {
     /// It is offered to the guard, with the sequence it is known to follow.
     Offer { follows: Option<u64> },
-    /// It is thrown away, with its session.
+    /// It is thrown away, with its session or alone.
     Dropped,
 }
 
@@ -426,17 +426,23 @@ impl Plan {
 
     /// A message came. The
     /// connection is read **after** the message was taken: what was buffered before a reconnect comes out after it.
+    ///
+    /// `ours`: its subject belongs to the source. A server that lost its tail redelivers whatever has the sequence now, also
+    /// other people's messages, which are neither archived nor acked.
     pub(crate) fn delivered(
         &mut self,
         delivery: &Delivery,
         reply: Subject,
+        ours: bool,
         connection: Connection,
         now: Duration,
     ) -> Taken {
         let Phase::Running(running) = &mut self.phase else { return Taken::Dropped };
         let taken = if connection.up && running.connection == connection.count {
             running.chain.take(delivery).and_then(|follows| {
-                running.window.add(delivery.id, reply)?;
+                if ours {
+                    running.window.add(delivery.id, reply)?;
+                }
                 Ok(follows)
             })
         } else {
@@ -445,7 +451,7 @@ impl Plan {
         match taken {
             Ok(follows) => {
                 running.remaining = delivery.remaining;
-                Taken::Offer { follows }
+                if ours { Taken::Offer { follows } } else { Taken::Dropped }
             }
             Err(end) => {
                 self.end(&end, now);

@@ -154,8 +154,12 @@ impl Pull {
             .publish_with_reply(self.subject.clone(), self.inbox.clone(), Bytes::from(request))
             .await
             .map_err(|error| SessionEnd::Server(error.to_string()))?;
-        self.wanted += messages;
         self.asked = Instant::now();
+        if self.wanted == 0 {
+            // Nobody owed us a heartbeat while nothing was asked for, however long a flush took.
+            self.heard = self.asked;
+        }
+        self.wanted += messages;
         self.not_before = None;
         Ok(())
     }

@@ -50,7 +50,8 @@ impl Run {
     fn passes<T>(&mut self, what: &'static str, outcome: Result<T, ConsumerError>) -> Result<Option<T>, DriverError> {
         match outcome {
             Ok(value) => Ok(Some(value)),
-            Err(error) if error.is_retriable() => {
+            // One that was deleted between two requests is made again.
+            Err(error) if error.is_retriable() || matches!(error, ConsumerError::Missing { .. }) => {
                 let now = self.now();
                 self.plan.failed(what, error.to_string(), now);
                 Ok(None)
@@ -288,7 +289,12 @@ impl<S: Sink + 'static> Driver<S> {
         };
         // Read after the message was taken.
         let connection = connection(&self.context.client());
-        let taken = run.plan.delivered(&delivery, detached(reply), connection, now);
+        // The server filters what it delivers for the first time.
+        let ours = delivery.times == 1 || self.source.matches(&message.subject);
+        if !ours {
+            events::foreign(&self.source, delivery.id, &message.subject);
+        }
+        let taken = run.plan.delivered(&delivery, detached(reply), ours, connection, now);
         let Taken::Offer { follows } = taken else { return Ok(()) };
         let bytes = message.payload.len() as u64;
         let record = Record::new(delivery.id.sequence, delivery.id.published, message.subject, message.payload)

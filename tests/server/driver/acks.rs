@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use async_nats::HeaderMap;
 use async_nats::jetstream::consumer::{AckPolicy, pull};
+use async_nats::{HeaderMap, HeaderValue};
 use replay_guard::{DriverError, GuardError};
 
 use super::rig::{AckTap, CONSUMER, Rig, spawn, until};
@@ -60,10 +60,12 @@ on_versions! {
         let mut tap = AckTap::new(&rig).await;
         let flushes = rig.archive.flushes();
         for fail_write in [true, false] {
-            rig.archive.plan(|plan| if fail_write {
-                plan.fail_write = Some(151);
-            } else {
-                plan.fail_flush = Some(flushes + 1);
+            rig.archive.plan(|plan| {
+                if fail_write {
+                    plan.fail_write = Some(151);
+                } else {
+                    plan.fail_flush = Some(flushes + 1);
+                }
             });
             let error = rig.start().await.end().await;
             assert!(matches!(&error, DriverError::Guard(GuardError::Sink { .. })) && !error.is_setting(), "{error}");
@@ -138,9 +140,9 @@ on_versions! {
         rig.archive_to(3).await;
         rig.acked().await;
         let durable = rig.archive.durable();
-        assert_eq!(durable[0].headers.get_all("Twice").map(|value| value.as_str()).collect::<Vec<_>>(), ["1", "2"]);
+        assert_eq!(durable[0].headers.get_all("Twice").map(HeaderValue::as_str).collect::<Vec<_>>(), ["1", "2"]);
         assert!(durable[0].payload.is_empty() && durable[1].payload.is_empty() && durable[1].headers.is_empty());
-        assert_eq!((durable[2].headers.get("Plan").map(|value| value.as_str()), &durable[2].payload[..]), (Some("x"), &b"payload"[..]));
+        assert_eq!((durable[2].headers.get("Plan").map(HeaderValue::as_str), &durable[2].payload[..]), (Some("x"), &b"payload"[..]));
         assert_eq!(durable[2].subject.as_str(), rig.subject("b"));
         assert_eq!(rig.start().await.stop().await.unwrap().counters.written, 0);
     }

@@ -11,7 +11,7 @@ on_versions! {
     async fn m1_restarts_in_the_middle_of_pulls(server: Server) {
         let mut rig = Rig::new(server).await;
         let running = rig.start().await;
-        for round in 1..=4_usize {
+        for round in 1..=3_usize {
             rig.publish(2_000).await;
             rig.durable(2_000 * (round - 1) + 300).await;
             if round % 2 == 0 {
@@ -20,10 +20,10 @@ on_versions! {
             rig.server.restart().await.unwrap();
             rig.back().await;
         }
-        rig.durable(8_000).await;
+        rig.durable(6_000).await;
         rig.acked().await;
         let ended = running.stop().await.unwrap();
-        assert_eq!((ended.floor, ended.counters.forks), (8_000, 0));
+        assert_eq!((ended.floor, ended.counters.forks), (6_000, 0));
         rig.assert_all_once().await;
     }
 

@@ -72,7 +72,9 @@ on_versions! {
             let stream = rig.context.get_stream(&rig.stream).await.unwrap();
             let durable_name = Some(name.to_owned());
             let filter_subject = rig.subject(&end);
-            stream.create_consumer(pull::Config { durable_name, ack_policy, filter_subject, ..Default::default() }).await.unwrap();
+            let ack_wait = Duration::from_secs(3);
+            let config = pull::Config { durable_name, ack_policy, ack_wait, filter_subject, ..Default::default() };
+            stream.create_consumer(config).await.unwrap();
             let archive = Archive::new();
             let start = async |rig: &Rig| {
                 let builder = rig.builder().await.consumer(name).filter(rig.subject(&end));
@@ -140,9 +142,9 @@ on_versions! {
     async fn a_work_queue_is_archived_and_empty_afterwards(server: Server) {
         let mut rig = Rig::retaining(server, RetentionPolicy::WorkQueue).await;
         let running = rig.start().await;
-        for round in 1..=3 {
-            rig.publish(350).await;
-            rig.durable(350 * round).await;
+        for round in 1..=2 {
+            rig.publish(525).await;
+            rig.durable(525 * round).await;
             rig.server.restart().await.unwrap();
             rig.back().await;
         }
@@ -158,9 +160,9 @@ on_versions! {
     async fn an_interest_stream_is_archived_and_empty_afterwards(server: Server) {
         let mut rig = Rig::retaining(server, RetentionPolicy::Interest).await;
         let running = rig.start().await;
-        for round in 1..=3 {
-            rig.publish(350).await;
-            rig.durable(350 * round).await;
+        for round in 1..=2 {
+            rig.publish(525).await;
+            rig.durable(525 * round).await;
             rig.server.restart().await.unwrap();
             rig.back().await;
         }

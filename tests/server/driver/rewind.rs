@@ -163,7 +163,7 @@ on_versions! {
 /// Moves the consumer back to 1, as an operator does: by a reset where the server has it, else by making it anew.
 async fn operators_reset(rig: &Rig) {
     let subject = format!("CONSUMER.RESET.{}.{CONSUMER}", rig.stream);
-    if rig.server.version().unwrap() >= "2.14".to_owned() {
+    if rig.server.version().unwrap().as_str() >= "2.14" {
         let request = serde_json::json!({ "seq": 1 });
         let answer: serde_json::Value = rig.context.request(subject, &request).await.unwrap();
         assert!(answer.get("error").is_none(), "{answer}");

@@ -85,8 +85,8 @@ pub(super) struct Rig {
     pub(super) stream: String,
     pub(super) archive: Archive,
     state: tempfile::TempDir,
-    /// Every payload that was ever published.
-    payloads: Vec<String>,
+    /// Every payload that was ever published, in order.
+    pub(super) payloads: Vec<String>,
 }
 
 impl Rig {
@@ -275,10 +275,6 @@ impl Rig {
     pub(super) fn events(&self, name: &str) -> Vec<Event> {
         let name = format!("replay_guard.{name}");
         events::of(&self.stream).into_iter().filter(|event| event.name == name).collect()
-    }
-
-    pub(super) fn all_events(&self) -> Vec<Event> {
-        events::of(&self.stream)
     }
 
     pub(super) async fn event(&self, name: &str) -> Event {
