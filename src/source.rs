@@ -72,11 +72,10 @@ fn fits(filter: &str, subject: &str) -> bool {
     let mut tokens = subject.split('.');
     for part in filter.split('.') {
         match (part, tokens.next()) {
-            (_, None) => return false,
             (">", Some(_)) => return true,
             ("*", Some(_)) => {}
             (part, Some(token)) if part == token => {}
-            _ => return false,
+            (_, Some(_) | None) => return false,
         }
     }
     tokens.next().is_none()
