@@ -212,6 +212,18 @@ pub(crate) fn consumer_moved(source: &Source, consumer: &str, to: u64) {
     warn!(name: "replay_guard.consumer_moved", target: TARGET, source = %source, consumer, to, "the consumer was moved");
 }
 
+pub(crate) fn fast_forward(source: &Source, consumer: &str, from: u64, through: u64) {
+    info!(
+        name: "replay_guard.fast_forward",
+        target: TARGET,
+        source = %source,
+        consumer,
+        from,
+        through,
+        "the server forgot what is archived: the consumer is moved over it unread"
+    );
+}
+
 pub(crate) fn consumer_switched(source: &Source, consumer: &str, to: u64) {
     warn!(
         name: "replay_guard.consumer_switched",

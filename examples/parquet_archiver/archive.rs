@@ -34,6 +34,7 @@ pub(crate) struct Job {
     pub(crate) state: PathBuf,
     pub(crate) flush: FlushSettings,
     pub(crate) start: Option<Start>,
+    pub(crate) fast_forward: bool,
     /// Fed by the connection, so that a missing permission is told from a server that does not answer.
     pub(crate) denials: Denials,
 }
@@ -56,10 +57,12 @@ type Stop = watch::Receiver<bool>;
 pub(crate) async fn main(settings: ArchiveSettings) -> Result<(), Failure> {
     let bar = progress::start_log(&settings.log).map_err(Failure::Setting)?;
     let stop = stop_on_signals().map_err(Failure::Fatal)?;
-    let ArchiveSettings { server, stream, filters, consumer, out, state, flush, start, log: _ } = settings;
+    let ArchiveSettings { server, stream, filters, consumer, out, state, flush, start, no_fast_forward, log: _ } =
+        settings;
     let (start, denials) = (start.map(Start::from), Denials::default());
     let Some(client) = connect(&server, denials.clone(), stop.clone()).await? else { return Ok(()) };
-    let job = Job { stream, filters, consumer, out, state, flush, start, denials };
+    let fast_forward = !no_fast_forward;
+    let job = Job { stream, filters, consumer, out, state, flush, start, fast_forward, denials };
     let jetstream = jetstream::new(client);
     let progress = Arc::new(Progress::default());
     let watched = progress::watch(jetstream.clone(), job.clone(), Arc::clone(&progress), bar.clone());
@@ -116,6 +119,7 @@ async fn open(jetstream: &Context, job: &Job, progress: &Arc<Progress>) -> Resul
     let mut builder = Driver::builder(jetstream.clone(), &job.stream)
         .consumer(&job.consumer)
         .state_dir(&job.state)
+        .fast_forward(job.fast_forward)
         .flush_every(job.flush.records as u64, job.flush.after)
         .flush_bytes(job.flush.bytes as u64)
         .denials(job.denials.clone());

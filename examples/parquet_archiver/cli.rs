@@ -71,6 +71,10 @@ pub(crate) struct ArchiveSettings {
     #[arg(long, value_enum)]
     pub(crate) start: Option<StartAt>,
 
+    /// Read and skip what is archived when the server forgot it, instead of moving the consumer over it
+    #[arg(long)]
+    pub(crate) no_fast_forward: bool,
+
     /// What to log: `error`, `warn`, `info`, `debug`, or by module, such as `info,replay_guard=debug`
     #[arg(long, value_name = "FILTER", default_value = "info,async_nats=off")]
     pub(crate) log: String,

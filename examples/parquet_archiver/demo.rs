@@ -81,7 +81,7 @@ impl Show {
     async fn server_forgets_the_consumer(&mut self) -> Result<()> {
         println!(
             "2. The server is killed, and its file of what was acknowledged is empty afterwards, as a power cut leaves it.\n   \
-             It would now deliver everything again."
+             It now delivers everything again. (The archiver could tell it to pass over that; here it lets it come.)"
         );
         self.stage.kill_server()?;
         self.stage.empty_consumer_state()?;

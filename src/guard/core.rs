@@ -134,6 +134,14 @@ impl Core {
         self.ledger.coverage.floor(self.start())
     }
 
+    /// The floor, if a consumer may be moved there unread: seen unchanged in this session, with nothing archived above it.
+    fn verified_through(&self) -> Option<u64> {
+        let floor = self.floor();
+        let top = self.ledger.coverage.last().is_some_and(|span| span.last == floor);
+        let seen = self.ledger.coverage.was_seen(floor, self.ledger.session());
+        (top && seen && !self.view.acked_are_removed).then_some(floor)
+    }
+
     /// Classifies a delivery, if it may be offered now.
     pub(super) fn may_offer(&self, id: RecordId) -> Result<Class, GuardError> {
         if let Some(to) = self.move_pending {
@@ -189,9 +197,15 @@ impl Core {
     }
 
     pub(super) fn moved(&mut self) {
-        if self.move_pending.take().is_some() {
-            self.counters.moves += 1;
-        }
+        self.move_pending = None;
+        self.counters.moves += 1;
+    }
+
+    pub(super) fn fast_forward(&mut self, consumer: &str, from: u64, through: u64) {
+        self.counters.rewinds += 1;
+        self.counters.fast_forwards += 1;
+        events::rewind(&self.source, from.saturating_add(1));
+        events::fast_forward(&self.source, consumer, from, through);
     }
 
     /// Verifies what a flush relies on, and goes on from there.
@@ -344,7 +358,8 @@ impl Core {
                 }
                 self.unverified = false;
                 let flush_due = self.full;
-                Ok(Permits { floor: self.floor(), flush_due, ..Permits::default() })
+                let verified_through = self.verified_through();
+                Ok(Permits { floor: self.floor(), flush_due, verified_through, ..Permits::default() })
             }
         }
     }

@@ -231,6 +231,12 @@ impl<S: Sink> Guard<S> {
         self.leave(sink, outcome)
     }
 
+    /// Notes, with events and counters, that the consumer of this name stands at `from` and is moved over everything through
+    /// [`Permits::verified_through`] unread.
+    pub fn fast_forward(&mut self, consumer: &str, from: u64, through: u64) {
+        self.core.fast_forward(consumer, from, through);
+    }
+
     /// The consumer was moved where the guard wanted it. Permits flow again; a new session must begin.
     pub fn moved(&mut self) {
         self.core.moved();

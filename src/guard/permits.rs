@@ -31,6 +31,7 @@ pub struct Permits {
     pub(super) floor: u64,
     pub(super) pending: usize,
     pub(super) flush_due: bool,
+    pub(super) verified_through: Option<u64>,
     pub(super) fork: Option<Box<Fork>>,
     pub(super) move_to: Option<u64>,
     pub(super) unknown: Option<ObserveError>,
@@ -64,6 +65,13 @@ impl Permits {
     /// Whether the sink, full before the session began, must be flushed before the next record.
     pub const fn flush_due(&self) -> bool {
         self.flush_due
+    }
+
+    /// At the start of a session: the sequence through which everything is archived, if the stream was seen to hold the record
+    /// there unchanged, nothing above it is archived, and the stream keeps what is acked. Then a consumer that stands below
+    /// may be moved to just above it instead of delivering what would be skipped.
+    pub const fn verified_through(&self) -> Option<u64> {
+        self.verified_through
     }
 
     /// The fork that was found, if there was one. Then nothing is permitted, every acker is void, and the consumer must be

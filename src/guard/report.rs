@@ -82,8 +82,10 @@ pub struct Counters {
     pub forks: u64,
     /// Records of the old life that were with the sink when a fork was found.
     pub orphaned: u64,
-    /// Runs of skipped deliveries that began.
+    /// Runs of skipped deliveries that began, and fast-forwards.
     pub rewinds: u64,
+    /// Times the consumer was moved over archived messages unread.
+    pub fast_forwards: u64,
     /// Gaps between spans closed on the stream's answer that nothing of the source lies in them.
     pub gaps_closed: u64,
     /// Spans forgotten at the limit.
@@ -92,7 +94,7 @@ pub struct Counters {
     pub by_time: u64,
     /// Ids that the sink called durable and nobody waited for.
     pub ids_ignored: u64,
-    /// Times the consumer had to be moved.
+    /// Times the consumer was moved.
     pub moves: u64,
 }
 
@@ -114,6 +116,7 @@ impl Counters {
             forks: self.forks + other.forks,
             orphaned: self.orphaned + other.orphaned,
             rewinds: self.rewinds + other.rewinds,
+            fast_forwards: self.fast_forwards + other.fast_forwards,
             gaps_closed: self.gaps_closed + other.gaps_closed,
             spans_forgotten: self.spans_forgotten + other.spans_forgotten,
             by_time: self.by_time + other.by_time,

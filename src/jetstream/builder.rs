@@ -39,6 +39,7 @@ pub struct DriverBuilder {
     pub(super) config: Option<Config>,
     pub(super) store: StoreFactory,
     pub(super) flush: FlushEvery,
+    pub(super) fast_forward: bool,
     pub(super) start: Option<Start>,
     pub(super) on_damage: OnDamage,
     pub(super) max_spans: usize,
@@ -67,6 +68,7 @@ impl DriverBuilder {
             config: None,
             store: Box::new(|source| Box::new(FileStore::new("state", source))),
             flush: FlushEvery { count: 1_000, bytes: 64 * 1024 * 1024, age: Duration::from_secs(5) },
+            fast_forward: true,
             start: None,
             on_damage: OnDamage::WriteAgain,
             max_spans: 10_000,
@@ -126,6 +128,13 @@ impl DriverBuilder {
     /// After how many bytes of payload to flush; 64 MiB if nothing is said. Together with the count it bounds the memory.
     pub const fn flush_bytes(mut self, bytes: u64) -> Self {
         self.flush.bytes = if bytes == 0 { 1 } else { bytes };
+        self
+    }
+
+    /// Whether a consumer that forgot what is archived is moved over it unread (yes, if nothing is said), instead of delivering
+    /// it to be skipped. Only on streams that keep what is acked, and for no less than a flush's count.
+    pub const fn fast_forward(mut self, yes: bool) -> Self {
+        self.fast_forward = yes;
         self
     }
 

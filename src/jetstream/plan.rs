@@ -125,6 +125,18 @@ enum Phase {
     WoundUp,
 }
 
+/// Moving the consumer over what is archived, unread.
+#[derive(Clone, Copy, Debug)]
+struct Jump {
+    allowed: bool,
+    /// Everything through here is archived and was read back when the session began.
+    verified_through: Option<u64>,
+    /// Where it was moved last: never twice to one place.
+    last: Option<u64>,
+    /// It is to be moved. That only spares a backlog, and is given up if it fails.
+    under_way: bool,
+}
+
 /// What a sink brings into a session.
 #[derive(Clone, Copy, Debug)]
 struct Carried {
@@ -149,6 +161,7 @@ pub(crate) struct Plan {
     floor: u64,
     /// How the sink stood when the session began.
     carried: Carried,
+    jump: Jump,
     /// Why sessions ended and tries failed, for the events, oldest first.
     notes: Vec<Note>,
 }
@@ -156,16 +169,34 @@ pub(crate) struct Plan {
 /// Something an operator should know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Note {
-    SessionBegan { floor: u64 },
+    SessionBegan {
+        floor: u64,
+    },
     SessionEnded(String),
-    Retry { what: &'static str, why: String, wait: Duration },
+    /// From just above the first sequence to the second nothing need be delivered: it is archived.
+    FastForward {
+        from: u64,
+        through: u64,
+    },
+    Retry {
+        what: &'static str,
+        why: String,
+        wait: Duration,
+    },
     PassedOver(u64),
 }
 
 impl Plan {
     /// A plan for a guard that was just opened. `mark`: the state id that the consumer carries; `move_to`: where the guard
     /// wants the consumer; `seed` makes the jitter.
-    pub(crate) const fn new(flush: Limits, mark: String, move_to: Option<u64>, floor: u64, seed: u64) -> Self {
+    pub(crate) const fn new(
+        flush: Limits,
+        fast_forward: bool,
+        mark: String,
+        move_to: Option<u64>,
+        floor: u64,
+        seed: u64,
+    ) -> Self {
         Self {
             flush,
             mark,
@@ -177,6 +208,7 @@ impl Plan {
             stop: false,
             floor,
             carried: Carried { pending: false, full: false },
+            jump: Jump { allowed: fast_forward, verified_through: None, last: None, under_way: false },
             notes: Vec::new(),
         }
     }
@@ -294,10 +326,10 @@ impl Plan {
     /// The guard began a session, on this connection.
     pub(crate) fn began(&mut self, permits: &Permits, connection: Connection, now: Duration) {
         self.floor = permits.floor();
+        self.jump.verified_through = permits.verified_through();
         self.carried = Carried { pending: permits.pending() > 0, full: permits.flush_due() };
         if let Some(to) = permits.move_to() {
-            self.move_to = Some(to);
-            self.phase = Phase::Between;
+            self.must_move(to);
         } else if let Some(error) = permits.unknown() {
             self.retry("session", error.to_string(), now);
         } else {
@@ -370,6 +402,13 @@ impl Plan {
             Placement::PassedOver(sequence) => now_suspect = Some(*sequence),
             Placement::Unknown(error) if starting => return self.retry("session", error.to_string(), now),
             Placement::Stands | Placement::Unknown(_) => {}
+        }
+        if let (true, None, Some((from, through))) = (starting, now_suspect, self.backlog()) {
+            self.notes.push(Note::FastForward { from, through });
+            self.jump.last = Some(through);
+            self.must_move(through.saturating_add(1));
+            self.jump.under_way = true;
+            return;
         }
         match &mut self.phase {
             Phase::Starting(starting) => {
@@ -506,6 +545,7 @@ impl Plan {
     /// The consumer was moved, or made anew on the way. The guard was told.
     pub(crate) fn moved(&mut self) {
         self.move_to = None;
+        self.jump.under_way = false;
         self.switch = false;
         self.backoff.reset();
     }
@@ -524,13 +564,39 @@ impl Plan {
         }
     }
 
+    /// Whether what is to be done may as well be left: the backlog is skipped then.
+    pub(crate) const fn may_give_up(&self) -> bool {
+        self.jump.under_way
+    }
+
+    /// The consumer could not be moved over what is archived. It delivers it, and the guard skips it.
+    pub(crate) fn gave_up(&mut self, why: String, now: Duration) {
+        self.move_to = None;
+        self.jump.under_way = false;
+        self.retry("fast-forward", why, now);
+    }
+
     /// The consumer can be neither made nor moved under its name.
     pub(crate) fn must_switch(&mut self, why: String, now: Duration) {
         self.switch = true;
         self.retry("switch", why, now);
     }
 
+    /// Whether the consumer is to deliver a backlog that is archived: from above where, and through where. A backlog below
+    /// the size of a flush is skipped sooner than a consumer is moved.
+    fn backlog(&self) -> Option<(u64, u64)> {
+        let Phase::Starting(Starting { position: Some(position), .. }) = &self.phase else { return None };
+        let through = self.jump.verified_through?;
+        if !self.jump.allowed || self.jump.last == Some(through) {
+            return None;
+        }
+        let from = position.stands_at();
+        let backlog = through.checked_sub(from).filter(|backlog| *backlog >= self.flush.count.max(1))?;
+        (backlog > 0 && position.pending > 0).then_some((from, through))
+    }
+
     fn must_move(&mut self, to: u64) {
+        self.jump.under_way = false;
         if matches!(self.phase, Phase::Running(_)) {
             self.notes.push(Note::SessionEnded(format!("the consumer is to be moved to {to}")));
         }

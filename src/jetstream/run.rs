@@ -50,6 +50,11 @@ impl Run {
     fn passes<T>(&mut self, what: &'static str, outcome: Result<T, ConsumerError>) -> Result<Option<T>, DriverError> {
         match outcome {
             Ok(value) => Ok(Some(value)),
+            Err(error) if what == "move" && self.plan.may_give_up() => {
+                let now = self.now();
+                self.plan.gave_up(error.to_string(), now);
+                Ok(None)
+            }
             // One that was deleted between two requests is made again.
             Err(error) if error.is_retriable() || matches!(error, ConsumerError::Missing { .. }) => {
                 let now = self.now();
@@ -71,7 +76,8 @@ impl<S: Sink + 'static> Driver<S> {
     pub(super) async fn serve<F: Future<Output = ()>>(&mut self, stop: &mut Stop<F>) -> Result<usize, DriverError> {
         let limits = Limits { count: self.flush.count, bytes: self.flush.bytes, age: self.flush.age, window: None };
         let mark = self.guard.state_id().to_string();
-        let plan = Plan::new(limits, mark, self.guard.move_pending(), self.guard.floor(), Backoff::seed());
+        let (move_to, floor) = (self.guard.move_pending(), self.guard.floor());
+        let plan = Plan::new(limits, self.fast_forward, mark, move_to, floor, Backoff::seed());
         let mut run = Run { plan, pull: None, began: Instant::now() };
         loop {
             if stop.came() {
@@ -97,7 +103,7 @@ impl<S: Sink + 'static> Driver<S> {
         }
     }
 
-    fn tell(&self, plan: &mut Plan) {
+    fn tell(&mut self, plan: &mut Plan) {
         for note in plan.notes() {
             let (source, consumer) = (&self.source, self.consumer.name());
             match note {
@@ -105,6 +111,7 @@ impl<S: Sink + 'static> Driver<S> {
                     events::session_began(source, consumer, floor);
                     self.publish(plan.remaining(), 1);
                 }
+                Note::FastForward { from, through } => self.guard.fast_forward(consumer, from, through),
                 Note::SessionEnded(why) => events::session_ended(source, &why),
                 Note::Retry { what, why, wait } => events::retry(source, what, &why, wait),
                 Note::PassedOver(sequence) => events::passed_over(source, consumer, sequence),
