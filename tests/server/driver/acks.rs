@@ -7,6 +7,7 @@ use async_nats::{HeaderMap, HeaderValue};
 use replay_guard::{DriverError, GuardError};
 
 use super::rig::{AckTap, CONSUMER, Rig, spawn, until};
+use super::sink::Broken;
 use crate::on_versions;
 
 on_versions! {
@@ -82,9 +83,12 @@ on_versions! {
         let mut rig = Rig::new(server).await;
         rig.archive.plan(|plan| (plan.fail_write, plan.fail_flush) = (Some(250), Some(3)));
         let archive = rig.archive.clone();
+        let mut calls = 0;
         let factory = move || {
-            let sink = archive.sink();
-            async { Ok::<_, std::io::Error>(sink) }
+            calls += 1;
+            // It takes three calls to make the second one.
+            let sink = if calls == 2 || calls == 3 { Err(Broken("no sink")) } else { Ok(archive.sink()) };
+            async { sink }
         };
         let running = spawn(rig.builder().await.open_with(factory).await.unwrap());
         rig.publish(1_000).await;
@@ -105,7 +109,7 @@ on_versions! {
         rig.durable(1_200).await;
         rig.acked().await;
         let ended = running.stop().await.unwrap();
-        assert_eq!(ended.floor, 1_200);
+        assert_eq!((ended.floor, ended.counters.archived), (1_200, 1_200));
         assert!(rig.archive.sinks() >= 4, "{}", rig.archive.sinks());
         rig.assert_all_once().await;
     }

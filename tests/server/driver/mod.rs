@@ -10,6 +10,7 @@ mod connection;
 mod disposable;
 mod events;
 mod fork;
+mod forward;
 mod identity;
 mod kinds;
 mod lines;

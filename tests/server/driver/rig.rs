@@ -154,7 +154,7 @@ impl Rig {
         last
     }
 
-    /// A builder that flushes every 100 records or 200 ms, on a connection of its own. An ack that is lost on purpose
+    /// A builder that flushes every 100 records or 200 ms and reads what is archived, on a connection of its own. An ack that is lost on purpose
     /// makes its message come again soon.
     pub(super) async fn builder(&self) -> DriverBuilder {
         let context = jetstream::new(self.server.client().await.unwrap());
@@ -163,6 +163,7 @@ impl Rig {
             .consumer_config(Config { ack_wait: Duration::from_secs(3), max_ack_pending: 1_000, ..Default::default() })
             .state_dir(self.state_dir())
             .flush_every(100, Duration::from_millis(200))
+            .fast_forward(false)
     }
 
     pub(super) async fn open(&self) -> Result<Driver<MemorySink>, DriverError> {
