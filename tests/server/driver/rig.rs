@@ -115,12 +115,17 @@ impl Rig {
         self.state.path().to_owned()
     }
 
-    /// The checkpoint file of the only source.
-    pub(super) fn checkpoint(&self) -> PathBuf {
+    /// The checkpoint files.
+    pub(super) fn checkpoints(&self) -> Vec<PathBuf> {
         let directories = std::fs::read_dir(self.state.path()).unwrap();
         let files = directories.flat_map(|directory| std::fs::read_dir(directory.unwrap().path()).unwrap());
-        let mut paths = files.map(|file| file.unwrap().path());
-        paths.find(|path| path.extension().is_some_and(|kind| kind == "ckpt")).unwrap()
+        let paths = files.map(|file| file.unwrap().path());
+        paths.filter(|path| path.extension().is_some_and(|kind| kind == "ckpt")).collect()
+    }
+
+    /// The checkpoint file of the only source.
+    pub(super) fn checkpoint(&self) -> PathBuf {
+        self.checkpoints().remove(0)
     }
 
     pub(super) fn subject(&self, end: &str) -> String {
