@@ -22,6 +22,17 @@ const WALLS: &[(&[&str], &[&str])] = &[
     ),
     (&["store"], &["async_nats", "jetstream", "crate::checkpoint", "crate::guard", "crate::ledger", "crate::record"]),
     (&["guard"], &["async_nats", "jetstream", "tokio", "std::fs", "Instant", "sleep", ".ack(", "ack_with", "nak"]),
+    (
+        &[
+            "jetstream/ack.rs",
+            "jetstream/pace.rs",
+            "jetstream/plan.rs",
+            "jetstream/position.rs",
+            "jetstream/resume.rs",
+            "jetstream/session.rs",
+        ],
+        &["tokio", ".await", "async ", "Client", "Instant", "std::fs"],
+    ),
     (&["observer.rs", "sink.rs", "error.rs", "source.rs"], &["jetstream", "tokio", "std::fs"]),
 ];
 
