@@ -206,21 +206,23 @@ impl Coverage {
         (index < self.entries.len()).then(|| self.entries.remove(index).span)
     }
 
-    /// Forgets the smallest spans until no more than `limit` are left, some more than needed so that this is rare.
-    /// Never the first span, which the floor stands on, nor the last, which holds the newest witness. Returns how many
-    /// were forgotten and the lowest and highest sequence concerned.
-    pub(crate) fn bound(&mut self, limit: usize) -> Option<(usize, u64, u64)> {
+    /// Forgets the smallest spans until no more than `limit` are left, some more than needed so that this is rare: those
+    /// below `start` first, where the stream holds nothing. Never the span which the floor stands on, nor the last, which
+    /// holds the newest witness. Returns how many were forgotten and the lowest and highest sequence concerned.
+    pub(crate) fn bound(&mut self, limit: usize, start: u64) -> Option<(usize, u64, u64)> {
         let limit = limit.max(2);
         if self.entries.len() <= limit {
             return None;
         }
         let surplus = self.entries.len() - limit + limit / 16;
-        let top = self.entries.len() - 1;
-        let mut sizes: Vec<(u64, usize)> =
-            (1..top).filter_map(|index| self.get(index).map(|span| (span.last - span.first, index))).collect();
+        let (top, floor) = (self.entries.len() - 1, self.position(start));
+        let mut sizes: Vec<(bool, u64, usize)> = (0..top)
+            .filter(|index| *index != floor)
+            .filter_map(|index| self.get(index).map(|span| (index > floor, span.last - span.first, index)))
+            .collect();
         sizes.sort_unstable();
         sizes.truncate(surplus);
-        let mut gone: Vec<usize> = sizes.into_iter().map(|(_, index)| index).collect();
+        let mut gone: Vec<usize> = sizes.into_iter().map(|(_, _, index)| index).collect();
         gone.sort_unstable();
         let low = gone.first().and_then(|index| self.get(*index)).map_or(0, |span| span.first);
         let high = gone.last().and_then(|index| self.get(*index)).map_or(0, |span| span.last);
@@ -289,12 +291,23 @@ mod tests {
         }
         coverage.insert(Span::of(101, witness(200)), 1);
         coverage.insert(Span::of(300, witness(300)), 1);
-        let (count, low, high) = coverage.bound(16).expect("over the limit");
+        let (count, low, high) = coverage.bound(16, 1).expect("over the limit");
         assert_eq!((count, low), (17, 4));
         assert_eq!(high, 36);
         assert_eq!(coverage.len(), 15);
         assert!(coverage.find(2).is_some() && coverage.find(150).is_some() && coverage.find(300).is_some());
-        assert_eq!(coverage.bound(16), None);
+        assert_eq!(coverage.bound(16, 1), None);
+    }
+
+    #[test]
+    fn the_limit_forgets_first_what_lies_below_the_stream_and_never_what_the_floor_stands_on() {
+        let mut coverage = Coverage::default();
+        for (first, last) in [(1, 9), (11, 12), (20, 20), (30, 35)] {
+            coverage.insert(Span::of(first, witness(last)), 1);
+        }
+        assert_eq!(coverage.bound(3, 20), Some((1, 11, 12)));
+        assert_eq!(coverage.bound(2, 20), Some((1, 1, 9)));
+        assert_eq!(bounds(&coverage), [(20, 20), (30, 35)]);
     }
 
     #[test]

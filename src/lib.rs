@@ -11,6 +11,8 @@ mod ledger;
 mod memory_stream;
 mod observer;
 mod record;
+#[cfg(test)]
+mod sim;
 mod sink;
 mod skip;
 mod source;

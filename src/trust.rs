@@ -102,7 +102,7 @@ impl Descent {
         match self.state {
             State::Read(witness) => Some(Ask::Read(witness.sequence())),
             State::Alive(witness) => {
-                let low = self.span().map_or(witness.sequence(), |span| span.first);
+                let low = self.span().map_or(1, |span| span.first);
                 Some(Ask::NewestAlive { low, high: self.high(witness) })
             }
             State::Done => None,
@@ -114,14 +114,20 @@ impl Descent {
         match (&self.state, told) {
             (&State::Read(witness), Told::Reading(reading)) => match Answer::of(reading, witness) {
                 Answer::Equal => self.stands(witness),
-                Answer::Gone if self.span().is_some() => self.state = State::Alive(witness),
-                Answer::Gone => self.lower(witness),
+                Answer::Gone => self.state = State::Alive(witness),
                 Answer::Other | Answer::Above => {
                     let found = if let Reading::Message(found) = reading { Some(found) } else { None };
                     self.contradicted(witness, found);
                     self.lower(witness);
                 }
             },
+            (&State::Alive(witness), Told::Alive(alive)) if self.span().is_none() => {
+                // Below the archive the times of what was there are not known, but that it was published before.
+                if let Some(later) = alive.filter(|alive| alive.id.published > witness.id.published) {
+                    self.contradicted(witness, Some(later));
+                }
+                self.lower(witness);
+            }
             (&State::Alive(witness), Told::Alive(alive)) => {
                 let knows = |found: &Witness| self.span().is_some_and(|span| span.knows(found.id.published));
                 match alive {
@@ -265,11 +271,7 @@ impl Descent {
     /// The candidate is gone and nothing contradicts the span up to it.
     fn keep(&mut self, witness: Witness) {
         self.end_at(witness);
-        if self.above == 0 {
-            self.state = State::Done;
-            return;
-        }
-        self.above -= 1;
+        self.above = self.above.saturating_sub(1);
         self.enter();
     }
 }

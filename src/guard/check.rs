@@ -17,7 +17,9 @@ const GAPS: usize = 8;
 const STEPS: usize = 32;
 
 impl Core {
-    /// Closes gaps between spans on the stream's answer. Both sides must have been seen in this session.
+    /// Closes gaps between spans on the stream's answer. Both sides must have been seen in this session, or be gone without
+    /// anything that contradicts them: numbers at or below the stream's last are given to nobody else in this life, and a
+    /// later one is found by the span that the gap became part of.
     pub(super) async fn close_gaps(&mut self) -> Result<(), ObserveError> {
         let session = self.ledger.session();
         let start = self.start();
@@ -34,12 +36,13 @@ impl Core {
                 continue;
             }
             questions += 1;
-            if !self.seen(above, session).await? {
+            if !self.seen(above, session).await? && !self.uncontradicted(above).await? {
                 self.blocked.insert((low, above.first));
                 continue;
             }
             if let Some(below) = below
                 && !self.seen(below, session).await?
+                && !self.uncontradicted(below).await?
             {
                 self.blocked.insert((low, above.first));
                 continue;
@@ -77,6 +80,17 @@ impl Core {
             self.ledger.coverage.saw(span.last, session);
         }
         Ok(equal)
+    }
+
+    /// Whether the last record of this span is gone and nothing that stands in the span contradicts it.
+    async fn uncontradicted(&mut self, span: Span) -> Result<bool, ObserveError> {
+        if self.view.acked_are_removed {
+            return Ok(false); // there all is gone that was acked
+        }
+        let (mut stands, mut evidence) = (Stands::default(), Evidence::default());
+        self.counters.reads += 1;
+        let gone = Answer::of(self.observer.read(span.last).await?, span.witness) == Answer::Gone;
+        Ok(gone && span_holds(&*self.observer, &self.ledger, span.witness, &mut stands, &mut evidence).await?)
     }
 
     pub(super) async fn check(&mut self, position: ConsumerPosition) -> Result<Placement, GuardError> {

@@ -304,7 +304,7 @@ impl Core {
         }
         let surplus = self.rejected.len().saturating_sub(HISTORY);
         self.rejected.drain(..surplus);
-        if let Some((count, first, last)) = self.ledger.coverage.bound(self.max_spans) {
+        if let Some((count, first, last)) = self.ledger.coverage.bound(self.max_spans, self.start()) {
             self.counters.spans_forgotten += count as u64;
             events::spans_forgotten(&self.source, count, first, last);
         }

@@ -65,8 +65,9 @@ impl Core {
             return self.unknown(ObserveError::Unavailable { reason });
         }
 
-        if cut.coverage.is_empty() && cut.equal.is_none() && !any_equal {
-            // Nothing that was delivered stands, so the place where archiving began means nothing in this stream either.
+        if cut.equal.is_none() && (cut.changed || (cut.coverage.is_empty() && !any_equal)) {
+            // Nothing of the stream in which archiving began stands, so the place where it did means nothing in this one. A
+            // record that is pending may have come from this one.
             self.origin = 1;
         }
         let against = cut.against.or(against);

@@ -21,6 +21,8 @@ use crate::store::CheckpointStore;
 use crate::witness::Witness;
 
 use self::core::Core;
+#[cfg(test)]
+pub(crate) use open::seed_state_ids;
 pub use open::{OnDamage, Opening, Origin};
 pub use permits::{Fork, Permits};
 pub use report::{Counters, OpenReport, Trust};

@@ -251,7 +251,7 @@ impl Opening {
         if core.report.claimed + core.report.history > 0 {
             events::claims_recovered(&core.source, core.report.claimed, core.report.history);
         }
-        if let Some((count, first, last)) = core.ledger.coverage.bound(core.max_spans) {
+        if let Some((count, first, last)) = core.ledger.coverage.bound(core.max_spans, core.start()) {
             core.counters.spans_forgotten += count as u64;
             events::spans_forgotten(&core.source, count, first, last);
         }
@@ -297,11 +297,13 @@ impl Opening {
             (Some(origin), _) => origin,
             (None, Origin::Beginning) => 1,
             (None, Origin::At(sequence)) => {
-                // The newest message below the origin tells later whether this is still the same stream.
-                if sequence > 1 {
-                    witnesses.extend(newest_alive(observer, 1, sequence - 1).await?);
-                }
-                sequence.max(1)
+                // The newest message below the origin tells later whether this is still the same stream. What lies between
+                // the two holds nothing now; a stream that loses its tail may fill it, and that is ours.
+                let below = if sequence > 1 { newest_alive(observer, 1, sequence - 1).await? } else { None };
+                witnesses.extend(below);
+                // Where acks remove messages, an accident may bring back what others acked.
+                let begin = below.map_or(1, |below| below.sequence().saturating_add(1));
+                if view.acked_are_removed { sequence.max(1) } else { begin }
             }
             (None, Origin::Adopt(through)) => {
                 if let Some(witness) = newest_alive(observer, 1, through).await? {
@@ -371,8 +373,24 @@ impl Opening {
     }
 }
 
+#[cfg(test)]
+thread_local! {
+    static STATE_IDS: std::cell::Cell<Option<u128>> = const { std::cell::Cell::new(None) };
+}
+
+/// From now on the state ids made on this thread follow from this number.
+#[cfg(test)]
+pub(crate) fn seed_state_ids(seed: u64) {
+    STATE_IDS.set(Some(u128::from(seed) << 64));
+}
+
 /// A number nobody else has. The standard library's hasher keys come from the system's randomness.
 fn new_state_id() -> StateId {
+    #[cfg(test)]
+    if let Some(next) = STATE_IDS.get() {
+        STATE_IDS.set(Some(next + 1));
+        return StateId::new(next + 1);
+    }
     use std::hash::{BuildHasher as _, RandomState};
     let half =
         |salt: u64| u128::from(RandomState::new().hash_one((salt, std::process::id(), std::time::SystemTime::now())));

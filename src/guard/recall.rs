@@ -36,7 +36,9 @@ pub(super) async fn verify_checkpoint(core: &mut Core) -> Result<(Trust, bool), 
     let drifted = core.created != core.view.created;
     let nothing_left = !stands && core.ledger.coverage.is_empty();
     // Where archiving began means something only in the stream it began in.
-    let origin_lost = nothing_left && ((cut.changed && (!empty || marked)) || (empty && !marked && drifted));
+    let unsure = empty && !marked && drifted && core.origin > 1;
+    // Spans may be left in which nothing stands any more, and which no message speaks for.
+    let origin_lost = !stands && ((cut.changed && (!empty || marked)) || unsure);
     if origin_lost {
         core.origin = 1;
     }
@@ -82,7 +84,7 @@ pub(super) async fn verify_claims(
     let mut spans: Vec<Span> = claims.iter().flat_map(|claim| claim.coverage.spans().copied()).collect();
     spans.sort_by_key(|span| std::cmp::Reverse((span.last, span.latest)));
     let (mut joined, mut history) = (0, 0);
-    for span in spans {
+    for mut span in spans {
         let known = core.ledger.coverage.find(span.last);
         let overlaps = core.ledger.coverage.spans().any(|other| other.first <= span.last && span.first <= other.last);
         if let Some(known) = known.filter(|known| known.contains(span.first) && known.knows(span.witness.id.published))
@@ -96,6 +98,11 @@ pub(super) async fn verify_claims(
             Answer::Other | Answer::Above => None,
             Answer::Gone => {
                 let alive = newest_alive(&*core.observer, span.first, span.last).await?;
+                if let Some(alive) = alive.filter(|_| overlaps) {
+                    // What a newer one says of sequences where nothing stands any more takes nothing from what stands below.
+                    (span.last, span.witness) = (alive.sequence(), alive);
+                }
+                let overlaps = overlaps && core.ledger.coverage.overlaps(&span);
                 (!overlaps && alive.is_none_or(|alive| span.knows(alive.id.published))).then_some(0)
             }
         };
@@ -128,7 +135,9 @@ impl Core {
             }
             self.ledger.coverage.remove(index);
         }
-        self.ledger.witnesses.cut_above(from.saturating_sub(1));
+        // What lies below the origin was never archived: its witness tells which stream archiving began in.
+        let origin = self.origin;
+        self.ledger.witnesses.retain(|witness| witness.sequence() < from.max(origin));
         Ok(())
     }
 

@@ -210,7 +210,7 @@ pub(super) async fn span_holds(
     let mut high = span.last;
     loop {
         stands.requests += 1;
-        let Some(alive) = newest_alive(observer, lowest.first, high).await? else { return Ok(true) };
+        let Some(alive) = newest_alive(observer, lowest.first, high).await? else { break };
         match coverage.find(alive.sequence()) {
             Some(span) if span.knows(alive.id.published) => {
                 stands.by_time.push(span.last);
@@ -223,9 +223,19 @@ pub(super) async fn span_holds(
             // Not archived, which says nothing: on to what is archived below.
             None => match coverage.below(alive.sequence()) {
                 Some(below) => high = below.last,
-                None => return Ok(true),
+                None => break,
             },
         }
+    }
+    // Nothing of the archive is left in the stream. The message below its origin tells which stream it began in.
+    let Some(witness) = ledger.witnesses.newest_in(0, lowest.first) else { return Ok(true) };
+    stands.requests += 1;
+    match Answer::of(observer.read(witness.sequence()).await?, witness) {
+        Answer::Gone => {
+            let alive = newest_alive(observer, 1, witness.sequence()).await?;
+            Ok(alive.is_none_or(|alive| alive.id.published <= witness.id.published))
+        }
+        answer => Ok(!note(answer, witness, evidence)),
     }
 }
 

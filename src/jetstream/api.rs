@@ -65,14 +65,28 @@ pub(crate) struct Empty {}
 /// The `JetStream` API of one server, through one connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Api {
-    context: Context,
+    link: Link,
     denials: Denials,
+}
+
+/// The way to the server.
+#[derive(Clone, Debug)]
+enum Link {
+    Client(Context),
+    #[cfg(test)]
+    Sim(crate::sim::World),
 }
 
 impl Api {
     pub(crate) fn new(mut context: Context) -> Self {
         context.set_timeout(REQUEST_DEADLINE);
-        Self { context, denials: Denials::default() }
+        Self { link: Link::Client(context), denials: Denials::default() }
+    }
+
+    /// The simulated server takes the place of the real one.
+    #[cfg(test)]
+    pub(crate) fn simulated(world: crate::sim::World) -> Self {
+        Self { link: Link::Sim(world), denials: Denials::default() }
     }
 
     pub(crate) fn with_denials(self, denials: Denials) -> Self {
@@ -86,19 +100,14 @@ impl Api {
         V: DeserializeOwned,
     {
         let denials = self.denials.count();
-        // The client's own limit does not cover the queue to a connection that is down.
-        let asked = tokio::time::timeout(REQUEST_DEADLINE, self.context.request(subject.to_owned(), payload)).await;
-        match asked {
-            Ok(Ok(Response::Ok(value))) => Ok(value),
-            Ok(Ok(Response::Err { error })) => Err(Failure::Refused {
+        match self.link.ask(subject, payload).await {
+            Ok(Response::Ok(value)) => Ok(value),
+            Ok(Response::Err { error }) => Err(Failure::Refused {
                 status: error.code(),
                 code: error.error_code().0,
                 reason: format!("{subject}: {error}"),
             }),
-            Ok(Err(error)) => Err(self.unanswered(denials, subject, format!("{subject}: {error}"))),
-            Err(_) => {
-                Err(self.unanswered(denials, subject, format!("{subject}: no answer within {REQUEST_DEADLINE:?}")))
-            }
+            Err(why) => Err(self.unanswered(denials, subject, format!("{subject}: {why}"))),
         }
     }
 
@@ -116,7 +125,11 @@ impl Api {
 
     /// The version the connected server gives, for messages.
     pub(crate) fn server_version(&self) -> String {
-        self.context.client().server_info().version
+        match &self.link {
+            Link::Client(context) => context.client().server_info().version,
+            #[cfg(test)]
+            Link::Sim(world) => world.version(),
+        }
     }
 
     /// Whether the connected server is of this version or newer.
@@ -124,6 +137,25 @@ impl Api {
         let version = self.server_version();
         let mut parts = version.split('.').map_while(|part| part.parse::<u64>().ok());
         (parts.next().unwrap_or(0), parts.next().unwrap_or(0)) >= (major, minor)
+    }
+}
+
+impl Link {
+    async fn ask<T, V>(&self, subject: &str, payload: &T) -> Result<Response<V>, String>
+    where
+        T: Serialize + Sync,
+        V: DeserializeOwned,
+    {
+        let context = match self {
+            Self::Client(context) => context,
+            #[cfg(test)]
+            Self::Sim(world) => return world.answer(subject, payload).await,
+        };
+        // The client's own limit does not cover the queue to a connection that is down.
+        match tokio::time::timeout(REQUEST_DEADLINE, context.request(subject.to_owned(), payload)).await {
+            Ok(answered) => answered.map_err(|error| error.to_string()),
+            Err(_) => Err(format!("no answer within {REQUEST_DEADLINE:?}")),
+        }
     }
 }
 

@@ -18,14 +18,14 @@ use crate::source::Source;
 use crate::store::{CheckpointStore, FileStore};
 
 pub(super) type SinkFactory<S> = Box<dyn FnMut() -> BoxFuture<'static, Result<S, SinkFailure>> + Send>;
-pub(super) type StoreFactory = Box<dyn FnMut(&Source) -> Box<dyn CheckpointStore> + Send>;
+pub(crate) type StoreFactory = Box<dyn FnMut(&Source) -> Box<dyn CheckpointStore> + Send>;
 
 /// When to flush, by count, bytes and age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct FlushEvery {
-    pub(super) count: u64,
-    pub(super) bytes: u64,
-    pub(super) age: Duration,
+pub(crate) struct FlushEvery {
+    pub(crate) count: u64,
+    pub(crate) bytes: u64,
+    pub(crate) age: Duration,
 }
 
 /// Settings of a [`Driver`]; made by [`Driver::builder`].

@@ -49,6 +49,14 @@ impl Consumer {
         Ok(Self { api: Api::new(context), observer, source: source.clone(), name })
     }
 
+    /// The consumer of a simulated server.
+    #[cfg(test)]
+    pub(crate) fn simulated(world: &crate::sim::World, source: &Source, name: &str) -> Self {
+        let api = Api::simulated(world.clone());
+        let observer = StreamObserver::over(api.clone(), source);
+        Self { api, observer, source: source.clone(), name: name.to_owned() }
+    }
+
     /// The same consumer, which knows what the server refused to its connection.
     #[must_use]
     pub fn with_denials(self, denials: Denials) -> Self {

@@ -17,7 +17,7 @@ use super::settings::{self, Expected};
 use crate::error::{GuardError, OpenError, SinkFailure};
 use crate::events;
 use crate::guard::{Counters, Guard, OnDamage, OpenReport, Opening, Origin};
-use crate::observer::{ObserveError, Observer as _};
+use crate::observer::{ObserveError, Observer};
 use crate::sink::Sink;
 use crate::source::Source;
 use crate::store::StoreError;
@@ -341,7 +341,7 @@ impl<S> Driver<S> {
 }
 
 /// An error with what caused it, in one line.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
@@ -354,22 +354,26 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Opens a guard for a driver.
-struct Opener<'a> {
-    source: &'a Source,
-    consumer: &'a Consumer,
-    observer: &'a StreamObserver,
-    config: &'a Config,
-    flush: FlushEvery,
-    start: Option<Start>,
-    on_damage: OnDamage,
-    max_spans: usize,
+/// Opens a guard for a driver. The simulation opens its guards with the same.
+pub(crate) struct Opener<'a, O> {
+    pub(crate) source: &'a Source,
+    pub(crate) consumer: &'a Consumer,
+    pub(crate) observer: &'a O,
+    pub(crate) config: &'a Config,
+    pub(crate) flush: FlushEvery,
+    pub(crate) start: Option<Start>,
+    pub(crate) on_damage: OnDamage,
+    pub(crate) max_spans: usize,
 }
 
-impl Opener<'_> {
+impl<O: Observer + Clone + 'static> Opener<'_, O> {
     /// Checkpoint first, then the consumer's mark, then the first pull: so a mark without a checkpoint always means a lost
     /// checkpoint.
-    async fn open<S: Sink>(&mut self, store: &mut StoreFactory, mut sink: S) -> Result<Opened<S>, DriverError> {
+    pub(crate) async fn open<S: Sink>(
+        &mut self,
+        store: &mut StoreFactory,
+        mut sink: S,
+    ) -> Result<Opened<S>, DriverError> {
         let store = store(self.source);
         let location = store.location();
         let mut opening = Opening::load(self.source.clone(), store, self.on_damage).await?.max_spans(self.max_spans);
@@ -416,8 +420,8 @@ impl Opener<'_> {
 }
 
 /// A guard, and the consumer it is fed by.
-struct Opened<S> {
-    guard: Guard<S>,
-    config: Config,
-    consumer: Consumer,
+pub(crate) struct Opened<S> {
+    pub(crate) guard: Guard<S>,
+    pub(crate) config: Config,
+    pub(crate) consumer: Consumer,
 }

@@ -3,23 +3,24 @@
 //! [`StreamObserver`] asks the stream's leader what stands where, [`Consumer`] looks after the durable pull consumer:
 //! its configuration, its mark and its position. Neither knows the other.
 
-mod ack;
-mod api;
-mod builder;
-mod consumer;
+pub(crate) mod ack;
+pub(crate) mod api;
+pub(crate) mod builder;
+pub(crate) mod consumer;
 mod denials;
-mod driver;
-mod error;
-mod observe;
-mod pace;
-mod plan;
-mod position;
+pub(crate) mod driver;
+pub(crate) mod error;
+pub(crate) mod observe;
+pub(crate) mod pace;
+pub(crate) mod plan;
+pub(crate) mod position;
 mod pull;
-mod resume;
+pub(crate) mod resume;
 mod run;
-mod session;
-mod settings;
-mod time;
+pub(crate) mod session;
+pub(crate) mod settings;
+pub(crate) mod switch;
+pub(crate) mod time;
 
 pub use builder::DriverBuilder;
 pub use driver::{Driver, DriverError, Ended, Status};

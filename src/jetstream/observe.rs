@@ -51,11 +51,15 @@ pub struct StreamObserver {
 impl StreamObserver {
     /// An observer of this source. The context must be one of the source's domain; its request time-out is not used.
     pub fn new(context: Context, source: &Source) -> Self {
+        Self::over(Api::new(context), source)
+    }
+
+    pub(crate) fn over(api: Api, source: &Source) -> Self {
         let filters = match source.filters() {
             [] => vec![">".to_owned()],
             filters => filters.to_vec(),
         };
-        Self { api: Api::new(context), stream: source.stream().to_owned(), filters }
+        Self { api, stream: source.stream().to_owned(), filters }
     }
 
     /// The same observer, which knows what the server refused to its connection.

@@ -46,9 +46,10 @@ impl Pace {
         self.full = true;
     }
 
-    /// A flush was made, or a session begins. `left`: the sink still holds records; their age begins anew.
-    pub(crate) fn flushed(&mut self, left: bool, now: Duration) {
-        *self = Self { since: left.then_some(now), left, ..Self::new(self.limits) };
+    /// A flush was made, or a session begins. `left`: the sink still holds records; `waiting`: deliveries still wait for an
+    /// ack. Their age begins anew.
+    pub(crate) fn flushed(&mut self, left: bool, waiting: bool, now: Duration) {
+        *self = Self { since: (left || waiting).then_some(now), left, ..Self::new(self.limits) };
     }
 
     /// Whether a flush is due, and which, with this many deliveries waiting for an ack.
@@ -126,10 +127,10 @@ mod tests {
         assert_eq!(pace.due(1, SECOND * 6), Some(Reason::Due));
         pace.offered(99, false, SECOND);
         assert_eq!(pace.due(2, SECOND), Some(Reason::Due));
-        pace.flushed(false, SECOND);
+        pace.flushed(false, false, SECOND);
         pace.offered(1, true, SECOND);
         assert_eq!(pace.due(1, SECOND), Some(Reason::Due));
-        pace.flushed(false, SECOND);
+        pace.flushed(false, false, SECOND);
         for _ in 0..3 {
             assert_eq!(pace.due(0, SECOND), None);
             pace.offered(0, false, SECOND);
@@ -144,7 +145,7 @@ mod tests {
         assert_eq!(pace.due(1, SECOND), None);
         pace.offered(1, false, SECOND);
         assert_eq!(pace.due(2, SECOND), Some(Reason::Everything));
-        pace.flushed(false, SECOND);
+        pace.flushed(false, false, SECOND);
         assert_eq!(pace.due(2, SECOND), None, "nothing new to flush");
     }
 
@@ -152,7 +153,7 @@ mod tests {
     fn what_the_sink_kept_open_is_flushed_again_without_a_delivery() {
         let mut pace = Pace::new(limits(Some(2)));
         pace.offered(1, false, SECOND);
-        pace.flushed(true, SECOND * 6);
+        pace.flushed(true, false, SECOND * 6);
         assert_eq!((pace.due(1, SECOND * 10), pace.due(1, SECOND * 11)), (None, Some(Reason::Due)));
         assert_eq!(
             pace.due(2, SECOND * 7),

@@ -7,6 +7,7 @@ use async_nats::Subject;
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy};
 
 use super::ack::{Answer, Delivery};
+use super::error::ConsumerError;
 use super::pace::{Backoff, Limits, Pace};
 use super::position::{Moved, Position};
 use super::session::{Chain, SessionEnd, Window};
@@ -426,7 +427,8 @@ impl Plan {
         }
     }
 
-    /// The subscription stands: the session runs.
+    /// The subscription stands: the session runs. If what is with the sink from the sessions before went from the stream
+    /// since, nothing will come that makes a flush due.
     pub(crate) fn subscribed(&mut self, now: Duration) {
         if let Phase::Starting(Starting { connection, position: Some(position), start, .. }) = &self.phase {
             let config = &position.config;
@@ -435,7 +437,7 @@ impl Plan {
             let round = (position.ack_deadline() / 4).max(LEAST_ROUND);
             let mut pace = Pace::new(Limits { window, ..self.flush });
             // They may be held: durable, and only to be verified.
-            pace.flushed(self.carried.pending, now);
+            pace.flushed(self.carried.pending, false, now);
             if self.carried.full {
                 pace.full();
             }
@@ -529,8 +531,9 @@ impl Plan {
             return;
         }
         self.backoff.reset();
-        running.pace.flushed(permits.pending() > 0, now);
         running.answers = running.window.answers(permits, running.ack_all);
+        // What a sink left for later, or waits for its ack, needs another flush, also if nothing comes any more.
+        running.pace.flushed(permits.pending() > 0, running.window.len() > 0, now);
         running.last = self.stop;
         self.answered();
     }
@@ -556,7 +559,7 @@ impl Plan {
     }
 
     /// A request failed that may be tried again.
-    pub(crate) fn failed(&mut self, what: &'static str, why: String, now: Duration) {
+    fn failed(&mut self, what: &'static str, why: String, now: Duration) {
         match &mut self.phase {
             // A check that cannot be made is made the next time.
             Phase::Running(running) if running.checking => running.checking = false,
@@ -564,22 +567,32 @@ impl Plan {
         }
     }
 
-    /// Whether what is to be done may as well be left: the backlog is skipped then.
-    pub(crate) const fn may_give_up(&self) -> bool {
-        self.jump.under_way
-    }
-
-    /// The consumer could not be moved over what is archived. It delivers it, and the guard skips it.
-    pub(crate) fn gave_up(&mut self, why: String, now: Duration) {
-        self.move_to = None;
-        self.jump.under_way = false;
-        self.retry("fast-forward", why, now);
-    }
-
-    /// The consumer can be neither made nor moved under its name.
-    pub(crate) fn must_switch(&mut self, why: String, now: Duration) {
-        self.switch = true;
-        self.retry("switch", why, now);
+    /// What was asked of the consumer was refused, or not answered. Gives the error back if nothing can be done about it.
+    pub(crate) fn refused(
+        &mut self,
+        what: &'static str,
+        error: ConsumerError,
+        now: Duration,
+    ) -> Result<(), ConsumerError> {
+        match error {
+            // The consumer could not be moved over what is archived: it delivers it, and the guard skips it.
+            error if what == "move" && self.jump.under_way => {
+                self.move_to = None;
+                self.jump.under_way = false;
+                self.retry("fast-forward", error.to_string(), now);
+            }
+            // One that was deleted between two requests is made again.
+            error if error.is_retriable() || matches!(error, ConsumerError::Missing { .. }) => {
+                self.failed(what, error.to_string(), now);
+            }
+            // It can be neither made nor moved under its name.
+            error @ (ConsumerError::Damaged { .. } | ConsumerError::Unsupported { .. }) if what != "switch" => {
+                self.switch = true;
+                self.retry("switch", error.to_string(), now);
+            }
+            error => return Err(error),
+        }
+        Ok(())
     }
 
     /// Whether the consumer is to deliver a backlog that is archived: from above where, and through where. A backlog below

@@ -18,6 +18,7 @@ use super::plan::{Action, Connection, Note, Plan, Taken};
 use super::pull::{Batch, Pull};
 use super::session::SessionEnd;
 use super::settings::Expected;
+use super::switch::take_over;
 use crate::error::GuardError;
 use crate::events;
 use crate::guard::Offer;
@@ -46,27 +47,15 @@ impl Run {
         self.began.elapsed()
     }
 
-    /// The value; nothing, and a note to the plan, for a failure that may pass; any other failure.
+    /// The value; nothing, and a note to the plan, for a failure that it knows what to do about; any other failure.
     fn passes<T>(&mut self, what: &'static str, outcome: Result<T, ConsumerError>) -> Result<Option<T>, DriverError> {
         match outcome {
             Ok(value) => Ok(Some(value)),
-            Err(error) if what == "move" && self.plan.may_give_up() => {
+            Err(error) => {
                 let now = self.now();
-                self.plan.gave_up(error.to_string(), now);
+                self.plan.refused(what, error, now)?;
                 Ok(None)
             }
-            // One that was deleted between two requests is made again.
-            Err(error) if error.is_retriable() || matches!(error, ConsumerError::Missing { .. }) => {
-                let now = self.now();
-                self.plan.failed(what, error.to_string(), now);
-                Ok(None)
-            }
-            Err(error @ (ConsumerError::Damaged { .. } | ConsumerError::Unsupported { .. })) if what != "switch" => {
-                let now = self.now();
-                self.plan.must_switch(error.to_string(), now);
-                Ok(None)
-            }
-            Err(error) => Err(error.into()),
         }
     }
 }
@@ -164,7 +153,7 @@ impl<S: Sink + 'static> Driver<S> {
                 }
             }
             Action::Switch(to) => {
-                let switched = self.switch(to, &mark).await?;
+                let switched = take_over(&mut self.guard, &mut self.consumer, &mut self.config, to, &mark).await?;
                 if let Some(to) = run.passes("switch", switched)? {
                     events::consumer_switched(&self.source, self.consumer.name(), to);
                     self.guard.moved();
@@ -194,23 +183,6 @@ impl<S: Sink + 'static> Driver<S> {
             Action::Pull(_) | Action::Flush(_) | Action::Answer(_) | Action::End => {}
         }
         Ok(())
-    }
-
-    /// Lets the other name take over. The new consumer is made before the old one is deleted, so that an interest stream
-    /// keeps what is not acked; the checkpoint says which name counts before anything is made.
-    async fn switch(&mut self, to: u64, mark: &str) -> Result<Result<u64, ConsumerError>, DriverError> {
-        let other = self.consumer.other();
-        if let Err(error) = other.remove(mark).await {
-            return Ok(Err(error));
-        }
-        self.guard.use_consumer(other.name()).await?;
-        let old = std::mem::replace(&mut self.consumer, other);
-        let made = match self.consumer.create(&self.config, to, mark).await {
-            Ok(made) => made,
-            Err(error) => return Ok(Err(error)),
-        };
-        self.config = made.position.config;
-        Ok(old.remove(mark).await.map(|_| made.to))
     }
 
     /// What happens in a session. Never cut off: the guard would be closed.

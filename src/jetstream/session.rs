@@ -1,6 +1,6 @@
 //! What belongs to one session: one subscription on one consumer instance on one connection. Pure.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use async_nats::Subject;
 
@@ -107,10 +107,8 @@ struct Waiting {
 #[derive(Debug, Default)]
 pub(crate) struct Window {
     /// By stream sequence: two publish times at one sequence end the session.
-    waiting: HashMap<u64, Waiting>,
+    waiting: BTreeMap<u64, Waiting>,
     round: u32,
-    /// The floor that an ack-all named last.
-    acked_through: u64,
 }
 
 impl Window {
@@ -127,14 +125,13 @@ impl Window {
         }
     }
 
-    /// What to send after a flush. With ack-all, one ack for all: it names the highest delivery at or below the floor, and
-    /// only if the floor grew; nothing is ever terminated, since that acks everything below.
+    /// What to send after a flush. With ack-all, one ack for all: it names the highest delivery at or below the floor, if one
+    /// waits there, new or come again since its ack was lost; nothing is ever terminated, since that acks everything below.
     pub(crate) fn answers(&mut self, permits: &Permits, ack_all: bool) -> Vec<(Subject, Answer)> {
         if ack_all {
             let floor = permits.floor();
             let highest = self.waiting.keys().copied().filter(|sequence| *sequence <= floor).max();
-            let Some(highest) = highest.filter(|highest| *highest > self.acked_through) else { return Vec::new() };
-            self.acked_through = highest;
+            let Some(highest) = highest else { return Vec::new() };
             let reply = self.waiting.remove(&highest).map(|waiting| waiting.reply);
             self.waiting.retain(|sequence, _| *sequence > highest);
             return reply.map(|reply| (reply, Answer::Ack)).into_iter().collect();

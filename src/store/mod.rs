@@ -6,7 +6,7 @@ mod frame;
 mod memory;
 mod names;
 #[cfg(test)]
-mod sim;
+pub(crate) mod sim;
 mod slots;
 
 use std::path::PathBuf;

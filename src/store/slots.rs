@@ -91,7 +91,13 @@ impl<D: Disk> SlotFile<D> {
         }
         if !self.is_file(&self.paths.file)? {
             self.state = State::Opened { counter: 0 };
-            return Ok(Stored::default());
+            let mut stored = Stored::default();
+            let aside = self.paths.aside(1);
+            if self.node(&aside)? != Node::Missing {
+                // A crash came between putting it aside and the first save: the store held a state all the same.
+                stored.damaged.push(format!("expected a file, found only what was put aside as {}", aside.display()));
+            }
+            return Ok(stored);
         }
         let path = &self.paths.file;
         let file = self.disk.open(path).map_err(failed("open", path))?;
@@ -145,6 +151,9 @@ impl<D: Disk> SlotFile<D> {
             let to = self.paths.aside(n);
             self.rename_durably(&self.paths.file, &to)?;
             aside = Some(to.display().to_string());
+        } else {
+            // An earlier try may have renamed it and failed to say so to the disk.
+            self.disk.sync_dir(&self.paths.dir).map_err(failed("sync", &self.paths.dir))?;
         }
         self.state = State::Opened { counter: 0 };
         Ok(aside)

@@ -1,11 +1,7 @@
-//! Tests that need no server, and, but for those of the stores, no clock and no file system: a small world in memory around
-//! the guard.
+//! Tests that need no server: stores on real directories, the walls between the modules, and the documentation.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a test fails by panicking")]
 
 mod docs;
-mod guard;
-mod lives;
 mod store;
 mod walls;
-mod world;

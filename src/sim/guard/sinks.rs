@@ -1,9 +1,9 @@
 //! What sinks do: keep claims, keep things open, reject, fill up, fail, and are interrupted.
 
-use replay_guard::{GuardError, Offer, Reason, Record, Trust};
+use crate::{GuardError, Offer, Reason, Record, Trust};
 
 use super::{archive, archived, writes};
-use crate::world::{Driver, Partial, Recover, Stop, World, now};
+use crate::sim::{Driver, Partial, Recover, Stop, World, now};
 
 /// A driver whose process dies after the sink made everything durable and before the checkpoint is saved.
 fn died_in_the_window(recover: Recover) -> (World, Driver) {
@@ -148,19 +148,19 @@ fn a_sink_that_keeps_something_back_when_everything_is_due_closes_the_guard() {
 #[test]
 fn ids_nobody_waits_for_are_counted_and_permit_nothing() {
     struct Liar;
-    impl replay_guard::Sink for Liar {
+    impl crate::Sink for Liar {
         type Error = std::io::Error;
-        async fn write(&mut self, _: Record) -> Result<replay_guard::Written, std::io::Error> {
-            Ok(replay_guard::Written::Accepted)
+        async fn write(&mut self, _: Record) -> Result<crate::Written, std::io::Error> {
+            Ok(crate::Written::Accepted)
         }
-        async fn flush(&mut self, _: replay_guard::Flush<'_>) -> Result<replay_guard::Durable, std::io::Error> {
-            Ok(replay_guard::Durable::Only(vec![replay_guard::RecordId::new(99, 1), replay_guard::RecordId::new(1, 1)]))
+        async fn flush(&mut self, _: crate::Flush<'_>) -> Result<crate::Durable, std::io::Error> {
+            Ok(crate::Durable::Only(vec![crate::RecordId::new(99, 1), crate::RecordId::new(1, 1)]))
         }
     }
     let world = World::new();
     world.publish(1);
-    let (source, store) = (replay_guard::Source::new("ORDERS"), replay_guard::MemoryStore::new());
-    let mut guard = now(replay_guard::Guard::open(source, Liar, store, world.observer(""))).unwrap();
+    let (source, store) = (crate::Source::new("ORDERS"), crate::MemoryStore::new());
+    let mut guard = now(crate::Guard::open(source, Liar, store, world.observer(""))).unwrap();
     _ = now(guard.begin_session()).unwrap();
     _ = now(guard.offer(world.get(1).unwrap().record(1), None)).unwrap();
     let permits = now(guard.flush(Reason::Due)).unwrap();

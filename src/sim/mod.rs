@@ -3,8 +3,18 @@
 //!
 //! Nothing here sleeps or reads a clock: time moves when the world is told to move it.
 
+mod accident;
+mod api;
+mod archiver;
+mod books;
 mod consumer;
 mod driver;
+mod guard;
+mod hand;
+mod held;
+mod life;
+mod lives;
+mod server;
 mod sink;
 mod store;
 mod stream;
@@ -15,6 +25,7 @@ use std::task::{Context, Poll, Waker};
 
 pub(crate) use consumer::{AfterLoss, Consumer};
 pub(crate) use driver::{Driver, Stop};
+pub(crate) use server::Server;
 pub(crate) use sink::{Disk, Partial, Recover, TestSink};
 pub(crate) use store::TestStore;
 pub(crate) use stream::World;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use replay_guard::{
+use crate::{
     Fork, Guard, GuardError, Offer, OnDamage, OpenError, Opening, Origin, Permits, Placement, Reason, Record, RecordId,
     SkipRun, Source, Trust,
 };

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use replay_guard::{ConsumerPosition, Record, RecordId};
+use crate::{ConsumerPosition, Record, RecordId};
 
 use super::{Rng, World};
 

@@ -1,9 +1,11 @@
 //! A sink that loses with the process what it did not make durable.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use replay_guard::{Claim, Durable, Flush, Reason, Record, RecordId, Recovered, Sink, Source, Written};
+use bytes::Bytes;
+
+use crate::{Claim, Durable, Flush, Reason, Record, RecordId, Recovered, Sink, Source, Written};
 
 use super::{Rng, World};
 
@@ -29,12 +31,16 @@ pub(crate) struct Inside {
     pub(crate) durable: Vec<Record>,
     /// What each flush kept: the claim and the records.
     pub(crate) files: Vec<(Claim, Vec<RecordId>)>,
-    pub(crate) rejected: Vec<RecordId>,
+    pub(crate) rejected: BTreeSet<RecordId>,
     /// How often `write` was called.
     pub(crate) writes: u64,
     pub(crate) flushes: u64,
     pub(crate) fail_write: bool,
     pub(crate) fail_flush: bool,
+    /// The next flush makes its records durable and never comes back.
+    pub(crate) hang: bool,
+    /// What is durable, by id: the payload of each time it was made so.
+    index: BTreeMap<RecordId, Vec<Bytes>>,
     /// Subjects it can never store.
     pub(crate) rejects: BTreeSet<String>,
     /// Full whenever so many are in the buffer.
@@ -52,11 +58,13 @@ impl Disk {
         Self(Arc::new(Mutex::new(Inside {
             durable: Vec::new(),
             files: Vec::new(),
-            rejected: Vec::new(),
+            rejected: BTreeSet::new(),
             writes: 0,
             flushes: 0,
             fail_write: false,
             fail_flush: false,
+            hang: false,
+            index: BTreeMap::new(),
             rejects: BTreeSet::new(),
             full_at: None,
             partial: Partial::All,
@@ -78,11 +86,26 @@ impl Disk {
     pub(crate) fn holds(&self, record: &Record) -> bool {
         let inside = self.inside();
         inside.rejected.contains(&record.id())
-            || inside.durable.iter().any(|held| held.id() == record.id() && held.payload == record.payload)
+            || inside.index.get(&record.id()).is_some_and(|held| held.contains(&record.payload))
     }
 
     pub(crate) fn count(&self, id: RecordId) -> usize {
-        self.inside().durable.iter().filter(|record| record.id() == id).count()
+        self.inside().index.get(&id).map_or(0, Vec::len)
+    }
+
+    /// Records that were there before.
+    pub(crate) fn keep(&self, records: impl IntoIterator<Item = Record>) {
+        let mut inside = self.inside();
+        for record in records {
+            inside.index.entry(record.id()).or_default().push(record.payload.clone());
+            inside.durable.push(record);
+        }
+    }
+
+    /// What was made durable more than once, and how often.
+    pub(crate) fn repeated(&self) -> Vec<(RecordId, usize)> {
+        let inside = self.inside();
+        inside.index.iter().filter(|(_, held)| held.len() > 1).map(|(id, held)| (*id, held.len())).collect()
     }
 
     /// A sink as a process that just started has it.
@@ -121,7 +144,10 @@ impl TestSink {
         let ids: Vec<RecordId> = now.iter().map(Record::id).collect();
         let claim = if self.buffer.is_empty() { flush.claim() } else { flush.claim_for(&ids) };
         inside.files.push((claim, ids.clone()));
-        inside.durable.extend(now);
+        for record in now {
+            inside.index.entry(record.id()).or_default().push(record.payload.clone());
+            inside.durable.push(record);
+        }
         Ok(if self.buffer.is_empty() { Durable::All } else { Durable::Only(ids) })
     }
 }
@@ -138,7 +164,7 @@ impl Sink for TestSink {
                 return Err(Broken);
             }
             if inside.rejects.contains(record.subject.as_str()) {
-                inside.rejected.push(record.id());
+                inside.rejected.insert(record.id());
                 Written::Rejected("never".into())
             } else {
                 self.buffer.push(record);
@@ -153,6 +179,9 @@ impl Sink for TestSink {
     async fn flush(&mut self, flush: Flush<'_>) -> Result<Durable, Broken> {
         self.world.stutter().await;
         let durable = self.make_durable(&flush)?;
+        if std::mem::take(&mut self.disk.inside().hang) {
+            std::future::pending::<()>().await;
+        }
         self.world.stutter().await;
         Ok(durable)
     }

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use crate::{ObserveError, Observer, Reading, Record, RecordId, StreamView, Witness};
 use futures_util::future::BoxFuture;
-use replay_guard::{ObserveError, Observer, Reading, Record, RecordId, StreamView, Witness};
 
-use super::{MS, Stutter};
+use super::{MS, Server, Stutter};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
@@ -50,7 +50,64 @@ pub(crate) struct State {
     /// How far the clock moves with a publish.
     pub(crate) pace: i64,
     serial: u64,
-    backup: Option<(BTreeMap<u64, Message>, u64)>,
+    pub(super) backup: Option<(BTreeMap<u64, Message>, u64)>,
+    /// What the server is beyond a stream, in the lives of a whole archiver.
+    pub(crate) server: Server,
+}
+
+impl State {
+    pub(crate) fn pass(&mut self, nanoseconds: i64) {
+        self.clock += nanoseconds;
+        self.server.mono += nanoseconds;
+    }
+
+    pub(crate) fn publish(&mut self, subject: &str) -> u64 {
+        self.pass(self.pace);
+        self.serial += 1;
+        self.last += 1;
+        let (sequence, payload, published) = (self.last, format!("message {}", self.serial), self.clock);
+        self.messages.insert(sequence, Message { subject: subject.to_owned(), payload, published });
+        if let Some(keep) = self.per_subject {
+            let mut same: Vec<u64> =
+                self.messages.iter().filter(|(_, message)| message.subject == subject).map(|(at, _)| *at).collect();
+            same.truncate(same.len().saturating_sub(keep));
+            for at in same {
+                self.messages.remove(&at);
+            }
+        }
+        sequence
+    }
+
+    /// No server comes back within 100 ms; nor does its clock, set back meanwhile, happen to say so.
+    fn restart_clock(&mut self) {
+        self.pass(150 * MS);
+        while self.messages.values().any(|message| (0..100 * MS).contains(&(self.clock - message.published))) {
+            self.pass(150 * MS);
+        }
+    }
+
+    pub(crate) fn lose_to(&mut self, sequence: u64) {
+        self.restart_clock();
+        if sequence < self.last {
+            self.messages.split_off(&(sequence + 1));
+            self.last = sequence;
+        }
+    }
+
+    pub(crate) fn recreate(&mut self) {
+        self.restart_clock();
+        self.messages.clear();
+        self.last = 0;
+        self.created = self.clock;
+    }
+
+    pub(crate) fn restore(&mut self) {
+        let Some((messages, last)) = self.backup.clone() else { return };
+        self.restart_clock();
+        self.messages = messages;
+        self.last = last;
+        self.created = self.clock;
+    }
 }
 
 /// A stream that everybody in the test shares.
@@ -75,6 +132,7 @@ impl World {
             pace: MS,
             serial: 0,
             backup: None,
+            server: Server::default(),
         })))
     }
 
@@ -83,25 +141,11 @@ impl World {
     }
 
     pub(crate) fn pass(&self, nanoseconds: i64) {
-        self.state().clock += nanoseconds;
+        self.state().pass(nanoseconds);
     }
 
     pub(crate) fn publish_to(&self, subject: &str) -> u64 {
-        let mut state = self.state();
-        state.clock += state.pace;
-        state.serial += 1;
-        state.last += 1;
-        let (sequence, payload, published) = (state.last, format!("message {}", state.serial), state.clock);
-        state.messages.insert(sequence, Message { subject: subject.to_owned(), payload, published });
-        if let Some(keep) = state.per_subject {
-            let mut same: Vec<u64> =
-                state.messages.iter().filter(|(_, message)| message.subject == subject).map(|(at, _)| *at).collect();
-            same.truncate(same.len().saturating_sub(keep));
-            for at in same {
-                state.messages.remove(&at);
-            }
-        }
-        sequence
+        self.state().publish(subject)
     }
 
     pub(crate) fn publish(&self, count: u64) {
@@ -125,27 +169,17 @@ impl World {
 
     /// A power cut takes all above this sequence. The numbers are used again.
     pub(crate) fn lose_to(&self, sequence: u64) {
-        let mut state = self.state();
-        state.clock += 150 * MS;
-        if sequence < state.last {
-            state.messages.split_off(&(sequence + 1));
-            state.last = sequence;
-        }
+        self.state().lose_to(sequence);
     }
 
     /// Deleted and made anew.
     pub(crate) fn recreate(&self) {
-        let mut state = self.state();
-        state.clock += 150 * MS;
-        state.messages.clear();
-        state.last = 0;
-        state.created = state.clock;
+        self.state().recreate();
     }
 
     /// The creation time moves for the very same stream.
     pub(crate) fn drift(&self) {
-        let mut state = self.state();
-        state.created += 7 * MS;
+        self.state().created += 7 * MS;
     }
 
     pub(crate) fn back_up(&self) {
@@ -155,12 +189,7 @@ impl World {
 
     /// Deleted and restored from the backup: the same messages, another creation time.
     pub(crate) fn restore(&self) {
-        let mut state = self.state();
-        let (messages, last) = state.backup.clone().unwrap();
-        state.clock += 150 * MS;
-        state.messages = messages;
-        state.last = last;
-        state.created = state.clock;
+        self.state().restore();
     }
 
     /// The server goes away for a moment and every client notices.
@@ -214,12 +243,11 @@ impl WorldObserver {
         self.world.stutter().await;
         let answer = {
             let mut state = self.world.state();
-            state.requests += 1;
+            state.tick();
             if state.denied {
                 return Err(ObserveError::Denied { subject: "$JS.API".into(), reason: "no permission".into() });
             }
-            if state.silent > 0 {
-                state.silent -= 1;
+            if state.is_silent() {
                 return Err(ObserveError::Unavailable { reason: "no answer".into() });
             }
             answer(&state)

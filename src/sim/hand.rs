@@ -4,9 +4,9 @@
 
 use std::fmt::Write as _;
 
-use replay_guard::Reason;
+use crate::Reason;
 
-use crate::world::{AfterLoss, Driver, MS, Partial, Recover, Rng, Stop, World};
+use crate::sim::{AfterLoss, Driver, MS, Partial, Recover, Rng, Stop, World};
 
 struct Life {
     rng: Rng,
@@ -70,8 +70,8 @@ impl Life {
             (state.last, (state.clock - 1_700_000_000_000_000_000) / 1_000)
         };
         let guard = self.driver.guard.as_ref();
-        let floor = guard.map_or(0, replay_guard::Guard::floor);
-        let pending = guard.map_or(0, replay_guard::Guard::pending);
+        let floor = guard.map_or(0, crate::Guard::floor);
+        let pending = guard.map_or(0, crate::Guard::pending);
         let spans: Vec<(u64, u64)> =
             guard.iter().flat_map(|guard| guard.coverage().spans()).map(|span| (span.first, span.last)).collect();
         let position = self.driver.consumer.position();

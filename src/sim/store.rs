@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use crate::{CheckpointStore, Saved, StoreError, Stored};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use replay_guard::{CheckpointStore, Saved, StoreError, Stored};
 
 use super::World;
 

@@ -1,9 +1,9 @@
 //! The checkpoint: lost, damaged, foreign, older than the sink.
 
-use replay_guard::{OnDamage, OpenError, Saved, Trust};
+use crate::{OnDamage, OpenError, Saved, Trust};
 
 use super::{archived, writes};
-use crate::world::{Driver, Stop, World};
+use crate::sim::{Driver, Stop, World};
 
 /// Cuts the newest state, or both.
 fn damage(driver: &Driver, states: usize) {
@@ -104,7 +104,7 @@ fn what_is_acked_is_in_the_checkpoint_that_was_saved() {
     let mut driver = Driver::opened(&world);
     for round in 1..=6 {
         driver.pull(5).unwrap();
-        driver.flush(replay_guard::Reason::Due).unwrap();
+        driver.flush(crate::Reason::Due).unwrap();
         assert_eq!(driver.acked.len(), round * 5);
         // Another process opens a copy of what is saved at this moment.
         let mut copy = Driver::new(&world);

@@ -1,5 +1,5 @@
 //! A disk that forgets: what was not synced is lost or torn when the power goes, and a process can be killed at every
-//! operation. The store must give back the last state it promised, or the one it was just saving.
+//! operation.
 
 #![expect(clippy::cast_possible_truncation, reason = "sizes of a few kilobytes")]
 
@@ -8,20 +8,19 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::disk::{Disk, Node};
-use super::names::Paths;
-use super::slots::SlotFile;
-use super::{StoreError, Stored};
 use crate::source::Source;
+use crate::store::disk::{Disk, Node};
+use crate::store::names::Paths;
+use crate::store::slots::SlotFile;
 
 const SECTOR: usize = 512;
 
 /// A small generator, so that a seed says everything.
-#[derive(Debug)]
-struct Rng(u64);
+#[derive(Clone, Debug)]
+pub(super) struct Rng(pub(super) u64);
 
 impl Rng {
-    fn next(&mut self) -> u64 {
+    pub(super) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -29,18 +28,18 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    fn below(&mut self, n: u64) -> u64 {
+    pub(super) fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
 
-    fn one_in(&mut self, n: u64) -> bool {
+    pub(super) fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 }
 
-#[derive(Debug, Default)]
-struct Inode {
-    live: Vec<u8>,
+#[derive(Clone, Debug, Default)]
+pub(super) struct Inode {
+    pub(super) live: Vec<u8>,
     durable: Vec<u8>,
     pending: Vec<(usize, Vec<u8>)>,
 }
@@ -82,7 +81,7 @@ impl NameOp {
 
 /// What happens at a chosen operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fault {
+pub(crate) enum Fault {
     /// The process dies; the caches live on.
     Kill,
     /// The power goes.
@@ -91,20 +90,20 @@ enum Fault {
     Fail,
 }
 
-#[derive(Debug)]
-struct World {
-    rng: Rng,
-    inodes: Vec<Inode>,
+#[derive(Clone, Debug)]
+pub(super) struct World {
+    pub(super) rng: Rng,
+    pub(super) inodes: Vec<Inode>,
     live: BTreeMap<PathBuf, Entry>,
     durable: BTreeMap<PathBuf, Entry>,
     pending: Vec<NameOp>,
     locked: BTreeMap<PathBuf, usize>,
     /// Operations until the fault.
-    fault: Option<(u64, Fault)>,
-    dead: bool,
+    pub(super) fault: Option<(u64, Fault)>,
+    pub(super) dead: bool,
     /// A place in every file that cannot be read.
-    bad_byte: Option<usize>,
-    operations: u64,
+    pub(super) bad_byte: Option<usize>,
+    pub(super) operations: u64,
 }
 
 impl World {
@@ -188,10 +187,10 @@ fn broken<T>() -> io::Result<T> {
 }
 
 #[derive(Clone, Debug)]
-struct SimDisk(Arc<Mutex<World>>);
+pub(crate) struct SimDisk(Arc<Mutex<World>>);
 
 #[derive(Debug)]
-struct SimFile {
+pub(crate) struct SimFile {
     inode: usize,
     lock: Option<(SimDisk, PathBuf)>,
 }
@@ -205,7 +204,7 @@ impl Drop for SimFile {
 }
 
 impl SimDisk {
-    fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         let root = BTreeMap::from([(PathBuf::from("/"), Entry::Dir)]);
         Self(Arc::new(Mutex::new(World {
             rng: Rng(seed),
@@ -221,21 +220,21 @@ impl SimDisk {
         })))
     }
 
-    fn world(&self) -> MutexGuard<'_, World> {
+    pub(super) fn world(&self) -> MutexGuard<'_, World> {
         // A test that stops while it looks at the world is no reason to abort all of them.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn store(&self) -> SlotFile<Self> {
+    pub(super) fn store(&self) -> SlotFile<Self> {
         SlotFile::new(self.clone(), Paths::new(Path::new("/var/archive"), &Source::new("S")))
     }
 
-    fn fault_after(&self, operations: u64, fault: Fault) {
+    pub(crate) fn fault_after(&self, operations: u64, fault: Fault) {
         self.world().fault = Some((operations, fault));
     }
 
     /// After a kill or a power cut: true if the power went.
-    fn restart(&self) -> bool {
+    pub(crate) fn restart(&self) -> bool {
         let mut world = self.world();
         world.dead = false;
         let power = world.fault.take().is_some_and(|(left, fault)| left == 0 && fault == Fault::Power);
@@ -245,7 +244,50 @@ impl SimDisk {
         power
     }
 
-    fn set_aside_files(&self) -> usize {
+    /// Whether the process that used it was killed, or its power went.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.world().dead
+    }
+
+    /// The power goes, whatever else was to happen.
+    pub(crate) fn cut_power(&self) {
+        self.world().fault = Some((0, Fault::Power));
+        self.restart();
+    }
+
+    /// No fault is to come any more.
+    pub(crate) fn spare(&self) {
+        self.world().fault = None;
+    }
+
+    /// The disk as it would be if the power went now and nothing came through that was not synced.
+    pub(crate) fn durable(&self) -> Self {
+        let mut world = self.world().clone();
+        world.pending.clear();
+        world.live = world.durable.clone();
+        world.locked.clear();
+        (world.fault, world.dead) = (None, false);
+        for inode in &mut world.inodes {
+            inode.pending.clear();
+            inode.live = inode.durable.clone();
+        }
+        Self(Arc::new(Mutex::new(world)))
+    }
+
+    /// A byte of every file turns bad: neither slot can be read.
+    pub(crate) fn rot(&self) {
+        for inode in &mut self.world().inodes {
+            for image in [&mut inode.live, &mut inode.durable] {
+                for at in [30, 4096 + 30] {
+                    if let Some(byte) = image.get_mut(at) {
+                        *byte ^= 0x55;
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) fn set_aside_files(&self) -> usize {
         self.world().live.keys().filter(|path| path.to_string_lossy().contains(".corrupt-")).count()
     }
 }
@@ -421,258 +463,4 @@ impl Disk for SimDisk {
         }
         if fail { broken() } else { Ok(()) }
     }
-}
-
-/// A store that is driven, and what it may give back.
-struct Run {
-    disk: SimDisk,
-    store: Option<SlotFile<SimDisk>>,
-    /// The last state promised, then those that were tried since. `None` is an empty store.
-    allowed: Vec<Option<Vec<u8>>>,
-    aside: usize,
-    next: u8,
-}
-
-impl Run {
-    fn new(seed: u64) -> Self {
-        Self { disk: SimDisk::new(seed), store: None, allowed: vec![None], aside: 0, next: 0 }
-    }
-
-    fn body(&mut self, length: usize) -> Vec<u8> {
-        self.next += 1;
-        (0..length).map(|i| self.next ^ (i % 251) as u8).collect()
-    }
-
-    /// Opens, in the same process if it lives, and checks what is there.
-    fn open(&mut self) -> Result<Stored, StoreError> {
-        let store = self.store.get_or_insert_with(|| self.disk.store());
-        let stored = store.open()?;
-        if self.disk.world().dead {
-            // Killed while it read: nobody sees what it made of that.
-            return Err(StoreError::Closed);
-        }
-        let newest = stored.states.first().map(|saved| saved.body.to_vec());
-        assert!(
-            self.allowed.contains(&newest),
-            "found {}, damaged {:?}, allowed {:?}",
-            brief(newest.as_deref()),
-            stored.damaged,
-            self.allowed.iter().map(|state| brief(state.as_deref())).collect::<Vec<_>>()
-        );
-        assert!(newest.is_some() || stored.damaged.is_empty(), "nothing was saved, yet {:?}", stored.damaged);
-        assert!(self.disk.set_aside_files() >= self.aside, "what was put aside is gone");
-        Ok(stored)
-    }
-
-    fn save(&mut self, body: Vec<u8>) -> Result<(), StoreError> {
-        self.allowed.push(Some(body.clone()));
-        let store = self.store.as_mut().unwrap();
-        let done = store.save(1, &body);
-        match &done {
-            Ok(()) => self.allowed = vec![Some(body)],
-            Err(_) => assert!(matches!(store.save(1, b"x"), Err(StoreError::Closed)), "open after a failure"),
-        }
-        done
-    }
-
-    /// As the guard does: what was found is saved before anything else.
-    fn recover(&mut self) -> Result<(), StoreError> {
-        let stored = self.open()?;
-        match stored.states.first() {
-            Some(newest) => self.save(newest.body.to_vec()),
-            None => Ok(()),
-        }
-    }
-
-    fn set_aside(&mut self) -> Result<(), StoreError> {
-        self.allowed.push(None);
-        if self.store.as_mut().unwrap().set_aside()?.is_some() {
-            self.aside += 1;
-        }
-        self.allowed = vec![None];
-        Ok(())
-    }
-
-    /// The process ends, one way or another, and begins again.
-    fn restart(&mut self) {
-        self.store = None;
-        if self.disk.restart() {
-            // What came through is all there is; it cannot change any more.
-            let stored = self.open().unwrap();
-            self.store = None;
-            self.allowed = vec![stored.states.first().map(|saved| saved.body.to_vec())];
-        }
-    }
-
-    fn cut_power(&mut self) {
-        self.disk.fault_after(0, Fault::Power);
-        let _ = self.disk.node(Path::new("/"));
-        self.restart();
-    }
-
-    /// First file, saves in place, two growths, one putting aside.
-    fn script(&mut self) -> Result<(), StoreError> {
-        self.recover()?;
-        for length in [100, 4068, 3000, 5000, 40, 9000, 20, 30] {
-            let body = self.body(length);
-            self.save(body)?;
-        }
-        self.set_aside()?;
-        let body = self.body(10);
-        self.save(body)
-    }
-}
-
-fn brief(state: Option<&[u8]>) -> String {
-    state.map_or("nothing".to_owned(), |state| format!("{} bytes from {:?}", state.len(), state.first()))
-}
-
-fn operations_of_the_script() -> u64 {
-    let mut run = Run::new(0);
-    run.script().unwrap();
-    let operations = run.disk.world().operations;
-    assert!(operations > 60, "{operations}");
-    operations
-}
-
-#[test]
-fn every_operation_may_be_the_last() {
-    for at in 0..operations_of_the_script() {
-        for fault in [Fault::Kill, Fault::Power, Fault::Fail] {
-            for seed in 0..10 {
-                println!("operation {at}, {fault:?}, seed {seed}");
-                let mut run = Run::new(seed);
-                run.disk.fault_after(at, fault);
-                let _ = run.script();
-                if fault != Fault::Fail {
-                    run.restart();
-                }
-                run.recover().unwrap();
-                run.cut_power();
-                run.open().unwrap();
-            }
-        }
-    }
-}
-
-/// What a killed process or a failed sync left in the caches is read by the next, and its recovery is cut off too.
-#[test]
-fn a_recovery_may_be_cut_off_at_every_operation() {
-    for at in 0..operations_of_the_script() {
-        for fault in [Fault::Kill, Fault::Fail] {
-            for again in 0..40 {
-                println!("operation {at}, {fault:?}, power cut {again} operations later");
-                let mut run = Run::new(at << 8 | again);
-                run.disk.fault_after(at, fault);
-                let _ = run.script();
-                if fault == Fault::Kill {
-                    run.restart();
-                }
-                run.disk.fault_after(again, Fault::Power);
-                if run.recover().is_ok() {
-                    let body = run.body(50);
-                    let _ = run.save(body);
-                }
-                run.cut_power();
-                run.recover().unwrap();
-            }
-        }
-    }
-}
-
-#[test]
-fn long_lives_with_many_faults() {
-    for seed in 0..1_000 {
-        println!("seed {seed}");
-        let mut run = Run::new(seed);
-        let mut rng = Rng(!seed);
-        for _ in 0..30 {
-            if rng.one_in(2) {
-                let fault = [Fault::Kill, Fault::Power, Fault::Fail][rng.below(3) as usize];
-                run.disk.fault_after(rng.below(30), fault);
-            }
-            let mut opened = run.store.is_some() || run.recover().is_ok();
-            for _ in 0..rng.below(6) {
-                if opened && rng.one_in(20) {
-                    opened = run.set_aside().is_ok();
-                } else if opened {
-                    let length = if rng.one_in(6) { rng.below(20_000) } else { rng.below(4_000) } + 1;
-                    let body = run.body(length as usize);
-                    opened = run.save(body).is_ok();
-                }
-            }
-            let dead = run.disk.world().dead;
-            if dead {
-                run.restart();
-            } else if !opened {
-                // The same process opens again what failed, or dies of it.
-                run.disk.world().fault = None;
-                if rng.one_in(2) {
-                    run.store = None;
-                } else {
-                    run.recover().unwrap();
-                }
-            }
-        }
-        run.restart();
-        run.cut_power();
-        run.open().unwrap();
-    }
-}
-
-#[test]
-fn a_save_in_place_is_one_write_and_one_sync() {
-    let disk = SimDisk::new(1);
-    let mut store = disk.store();
-    store.open().unwrap();
-    store.save(1, b"one").unwrap();
-    let before = disk.world().operations;
-    store.save(1, b"two").unwrap();
-    // And a look whether the file is still in its place.
-    assert_eq!(disk.world().operations - before, 3);
-}
-
-#[test]
-fn an_unreadable_slot_leaves_the_other() {
-    for (bad, left) in [(0, b"two"), (25, b"two"), (4096, b"six"), (4121, b"six")] {
-        let disk = SimDisk::new(1);
-        let mut store = disk.store();
-        store.open().unwrap();
-        for body in [b"one", b"six", b"two"] {
-            store.save(1, body).unwrap();
-        }
-        disk.world().bad_byte = Some(bad);
-        let stored = store.open().unwrap();
-        assert_eq!(stored.states.iter().map(|saved| &saved.body[..]).collect::<Vec<_>>(), [left]);
-        assert!(stored.damaged.iter().all(|why| why.contains("cannot be read")), "{stored:?}");
-        assert_eq!(stored.damaged.len(), 1);
-    }
-}
-
-#[test]
-fn a_read_that_fails_once_costs_no_state() {
-    for at in 0..20 {
-        let disk = SimDisk::new(at);
-        let mut store = disk.store();
-        store.open().unwrap();
-        for body in [b"one", b"two"] {
-            store.save(1, body).unwrap();
-        }
-        disk.fault_after(at, Fault::Fail);
-        match store.open() {
-            Ok(stored) => assert_eq!((stored.states.len(), stored.damaged.len()), (2, 0)),
-            Err(error) => assert!(matches!(error, StoreError::Io { .. }), "{error:?}"),
-        }
-    }
-}
-
-#[test]
-fn a_file_of_which_nothing_can_be_read_is_an_error_and_no_damage() {
-    let disk = SimDisk::new(1);
-    let mut store = disk.store();
-    store.open().unwrap();
-    store.save(1, &[1; 100]).unwrap();
-    disk.world().inodes.iter_mut().for_each(|inode| inode.live.truncate(100));
-    disk.world().bad_byte = Some(10);
-    assert!(matches!(store.open(), Err(StoreError::Io { action: "read", .. })));
 }

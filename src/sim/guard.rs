@@ -4,9 +4,9 @@ mod checkpoints;
 mod forks;
 mod sinks;
 
-use replay_guard::{Offer, Origin, Reason, Record, Trust};
+use crate::{Offer, Origin, Reason, Record, Trust};
 
-use crate::world::{AfterLoss, Driver, MS, World, now};
+use crate::sim::{AfterLoss, Driver, MS, World, now};
 
 /// Archives what the stream holds, in flushes of so many.
 fn archive(driver: &mut Driver, each: usize) {
@@ -208,7 +208,7 @@ fn while_the_stream_cannot_be_asked_nothing_is_acked_and_nothing_new_is_written(
     let saves = driver.store.place().saves;
     let mut guard = driver.guard.take().unwrap();
     let due = now(guard.offer(world.get(11).unwrap().record(11), None));
-    assert!(matches!(due, Err(replay_guard::GuardError::FlushDue)), "{due:?}");
+    assert!(matches!(due, Err(crate::GuardError::FlushDue)), "{due:?}");
     driver.guard = Some(guard);
     driver.flush(Reason::Due).unwrap();
     assert_eq!((driver.acked.len(), driver.store.place().saves), (0, saves));
@@ -227,10 +227,10 @@ fn a_missing_permission_is_an_error_and_not_an_outage() {
     driver.pull(3).unwrap();
     world.state().denied = true;
     let stop = driver.flush(Reason::Due).unwrap_err();
-    assert!(matches!(stop, crate::world::Stop::Guard(replay_guard::GuardError::Observe(_))), "{stop:?}");
+    assert!(matches!(stop, crate::sim::Stop::Guard(crate::GuardError::Observe(_))), "{stop:?}");
     assert!(driver.guard().is_closed() && driver.acked.is_empty());
     let stop = driver.open().unwrap_err();
-    assert!(matches!(stop, crate::world::Stop::Open(replay_guard::OpenError::Observe(_))), "{stop:?}");
+    assert!(matches!(stop, crate::sim::Stop::Open(crate::OpenError::Observe(_))), "{stop:?}");
 }
 
 #[test]
@@ -387,7 +387,7 @@ fn an_adopted_archive_is_not_written_again() {
     world.publish(10);
     let mut driver = Driver::new(&world);
     driver.origin = Origin::Adopt(6);
-    driver.disk.inside().durable.extend(world.all("").into_iter().take(6));
+    driver.disk.keep(world.all("").into_iter().take(6));
     driver.open().unwrap();
     driver.quiet().unwrap();
     assert_eq!((writes(&driver), driver.guard().floor(), driver.guard().counters().skipped), (4, 10, 6));
@@ -423,7 +423,7 @@ fn a_clock_that_steps_back_deceives_only_where_the_witness_is_gone_as_well() {
     driver.session().unwrap();
     driver.pull(4).unwrap();
     // Known: times alone do not hold against such a clock. Four new messages are taken for archived ones.
-    assert!(matches!(driver.flush(Reason::Due), Err(crate::world::Stop::Broken(_))));
+    assert!(matches!(driver.flush(Reason::Due), Err(crate::sim::Stop::Broken(_))));
     let counters = driver.guard().counters();
     assert_eq!(counters.skipped, 4);
     assert!(counters.by_time > 0, "but it is counted that times alone decided");
@@ -440,7 +440,7 @@ fn a_record_that_stands_inside_a_span_and_is_none_of_it_cuts_the_span() {
     world.publish(2);
     let mut driver = Driver::new(&world);
     driver.origin = Origin::Adopt(6);
-    driver.disk.inside().durable.extend(world.all("").into_iter().filter(|record| record.sequence != 4));
+    driver.disk.keep(world.all("").into_iter().filter(|record| record.sequence != 4));
     driver.open().unwrap();
     driver.pull(6).unwrap();
     driver.flush(Reason::Due).unwrap();

@@ -1,0 +1,515 @@
+//! The archiver: the driver's plan, executed against the world in the order in which the driver executes it.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use async_nats::Subject;
+use async_nats::jetstream::consumer::Config;
+
+use super::books::{Books, Broken, Law, broken};
+use super::held::Wire;
+use super::sink::{Disk, TestSink};
+use super::stream::WorldObserver;
+use super::{MS, World};
+use crate::jetstream::ack::{Answer, Delivery, detached};
+use crate::jetstream::builder::{FlushEvery, StoreFactory};
+use crate::jetstream::consumer::Consumer;
+use crate::jetstream::driver::{DriverError, Opened, Opener};
+use crate::jetstream::error::ConsumerError;
+use crate::jetstream::pace::Limits;
+use crate::jetstream::plan::{Action, Note, Plan, Taken};
+use crate::jetstream::resume::{Start, StartError};
+use crate::jetstream::session::SessionEnd;
+use crate::jetstream::switch::take_over;
+use crate::store::sim::{SimDisk, SimStore};
+use crate::{Guard, GuardError, Offer, OnDamage, Permits, Placement, Record, Source};
+
+/// How often a call may be pending before it is taken for hung, and its future dropped.
+const HUNG: u32 = 2_000;
+
+/// Why a step did not end well.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// The process is gone; another one goes on.
+    Died(String),
+    Broken(Broken),
+}
+
+impl From<Broken> for Stop {
+    fn from(broken: Broken) -> Self {
+        Self::Broken(broken)
+    }
+}
+
+/// What is gone when the process dies.
+pub(crate) struct Alive {
+    pub(crate) guard: Guard<TestSink>,
+    pub(crate) plan: Plan,
+    /// The subscription, with what it buffers.
+    buffer: Option<VecDeque<Wire>>,
+    config: Config,
+    mark: String,
+}
+
+pub(crate) struct Archiver {
+    pub(crate) world: World,
+    pub(crate) sink: Disk,
+    pub(crate) disk: SimDisk,
+    pub(crate) books: Books,
+    pub(crate) alive: Option<Alive>,
+    /// How often futures may still be polled before the process is killed.
+    pub(crate) budget: Option<u32>,
+    pub(crate) source: Source,
+    consumer: Consumer,
+    pub(crate) flush: FlushEvery,
+    pub(crate) config: Config,
+    pub(crate) max_spans: usize,
+    pub(crate) fast_forward: bool,
+    start: Option<Start>,
+    /// What happened, if somebody wants to read it.
+    pub(crate) history: Option<Vec<String>>,
+    pub(crate) deaths: u64,
+    pub(crate) flushes: u64,
+    pub(crate) moves: u64,
+    pub(crate) forks: u64,
+}
+
+impl Archiver {
+    pub(crate) fn new(
+        world: &World,
+        sink: &Disk,
+        disk: &SimDisk,
+        source: &Source,
+        flush: FlushEvery,
+        config: Config,
+    ) -> Self {
+        Self {
+            world: world.clone(),
+            sink: sink.clone(),
+            disk: disk.clone(),
+            books: Books::new(world, sink, disk, source),
+            alive: None,
+            budget: None,
+            source: source.clone(),
+            consumer: Consumer::simulated(world, source, "archiver"),
+            flush,
+            config,
+            max_spans: 10_000,
+            fast_forward: true,
+            start: None,
+            history: None,
+            deaths: 0,
+            flushes: 0,
+            moves: 0,
+            forks: 0,
+        }
+    }
+
+    pub(crate) fn note(&mut self, what: impl FnOnce() -> String) {
+        let told = std::mem::take(&mut self.world.state().server.told);
+        let Some(history) = &mut self.history else { return };
+        history.extend(told);
+        let state = self.world.state();
+        let consumer = state.server.held.as_ref().map_or("none".to_owned(), |held| {
+            let progress = &held.progress;
+            format!("{}/{} ({} open)", progress.delivered, held.ack_floor(), progress.pending.len())
+        });
+        let guard = self.alive.as_ref().map_or_else(String::new, |alive| {
+            let spans: Vec<_> = alive.guard.coverage().spans().map(|span| (span.first, span.last)).collect();
+            format!(" | floor {} pending {} spans {spans:?}", alive.guard.floor(), alive.guard.pending())
+        });
+        history.push(format!(
+            "{:<44} | t {} ms, last {}, consumer {consumer}{guard}",
+            what(),
+            state.server.mono / MS,
+            state.last
+        ));
+    }
+
+    fn now(&self) -> Duration {
+        Duration::from_nanos(u64::try_from(self.world.state().server.mono).unwrap())
+    }
+
+    pub(crate) fn observer(&self) -> WorldObserver {
+        let prefix = self.world.state().server.prefix.clone();
+        self.world.observer(&prefix)
+    }
+
+    /// The process is gone, whatever it was doing.
+    pub(crate) fn die(&mut self) {
+        if self.alive.take().is_some() {
+            self.books.died();
+        }
+        if self.disk.is_dead() {
+            self.disk.restart();
+        }
+        let mut inside = self.sink.inside();
+        (inside.fail_write, inside.fail_flush, inside.hang) = (false, false, false);
+        drop(inside);
+        self.budget = None;
+        self.deaths += 1;
+    }
+
+    fn killed(&self) -> Stop {
+        Stop::Died(if self.budget.is_some() { "killed".to_owned() } else { "hung, and cut off".to_owned() })
+    }
+
+    /// One thing that the process does.
+    pub(crate) fn step(&mut self) -> Result<(), Stop> {
+        let done = if self.alive.is_some() { self.act() } else { self.open() };
+        self.books.acked()?;
+        done?;
+        self.books.begun()?;
+        Ok(())
+    }
+
+    /// As the driver opens, and opens again after a failure.
+    fn open(&mut self) -> Result<(), Stop> {
+        if self.world.state().is_down() {
+            self.world.pass(100 * MS);
+            return Ok(());
+        }
+        self.books.asks();
+        let sink = self.sink.sink(&self.world);
+        let (disk, observer) = (self.disk.clone(), self.observer());
+        let mut store: StoreFactory = Box::new(move |source| Box::new(SimStore::new(&disk, source)));
+        let mut opener = Opener {
+            source: &self.source,
+            consumer: &self.consumer,
+            observer: &observer,
+            config: &self.config,
+            flush: self.flush,
+            start: self.start,
+            on_damage: OnDamage::WriteAgain,
+            max_spans: self.max_spans,
+        };
+        let opened =
+            poll(&self.world, &mut self.budget, None, opener.open(&mut store, sink)).ok_or_else(|| self.killed())?;
+        let Opened { guard, config, consumer } = match opened {
+            Ok(opened) => opened,
+            Err(DriverError::Start(StartError::Beyond { .. })) if self.start.is_none() => {
+                self.start = Some(Start::Beginning);
+                return Ok(());
+            }
+            Err(error) => return Err(self.failed(error)),
+        };
+        self.start = None;
+        self.consumer = consumer;
+        let mark = guard.state_id().to_string();
+        let limits = Limits { count: self.flush.count, bytes: self.flush.bytes, age: self.flush.age, window: None };
+        let plan = Plan::new(limits, self.fast_forward, mark.clone(), guard.move_pending(), guard.floor(), 7);
+        self.alive = Some(Alive { guard, plan, buffer: None, config, mark });
+        self.note(|| "open".to_owned());
+        let Some(alive) = &self.alive else { return Ok(()) };
+        self.books.opened(&alive.guard)?;
+        Ok(())
+    }
+
+    /// What the driver does about a failure: a new guard, unless a person has to change something.
+    fn failed(&self, error: DriverError) -> Stop {
+        let dead = self.disk.is_dead();
+        if error.is_setting() && !dead && !matches!(error, DriverError::Open(crate::OpenError::Store(_))) {
+            return broken::<()>(Law::Stopped, format!("{error}"))
+                .err()
+                .map_or_else(|| Stop::Died(String::new()), Stop::Broken);
+        }
+        Stop::Died(crate::jetstream::driver::chain(&error))
+    }
+
+    fn act(&mut self) -> Result<(), Stop> {
+        let connection = self.world.connection();
+        let now = self.now();
+        let Some(alive) = &mut self.alive else { return Ok(()) };
+        let action = alive.plan.next(now, connection);
+        if alive.plan.is_starting() {
+            alive.buffer = None;
+        }
+        let mut told = String::new();
+        for note in alive.plan.notes() {
+            if let Note::SessionEnded(why) = note {
+                told.push_str(&why);
+            }
+        }
+        if !told.is_empty() {
+            self.note(|| format!("session ended: {told}"));
+        }
+        if !matches!(action, Action::Pull(_)) {
+            self.note(|| brief(&action));
+        }
+        match action {
+            Action::Connect => self.world.pass(100 * MS),
+            Action::Wait(until) => self.sleep(until),
+            Action::Begin => {
+                let permits = self.ask(|guard| Box::pin(guard.begin_session()))?;
+                let now = self.now();
+                self.said(&permits)?;
+                self.with(|alive| alive.plan.began(&permits, connection, now));
+            }
+            Action::Find => {
+                let found = poll(&self.world, &mut self.budget, None, self.consumer.find());
+                if let Some(position) = self.passes("find", found)? {
+                    let now = self.now();
+                    self.with(|alive| alive.plan.found(position, now));
+                }
+            }
+            Action::Mark => {
+                let mark = self.mark();
+                let marked = poll(&self.world, &mut self.budget, None, self.consumer.mark(&mark));
+                if let Some(position) = self.passes("mark", marked)? {
+                    let now = self.now();
+                    self.with(|alive| alive.plan.found(Some(position), now));
+                }
+            }
+            Action::Make(from) => {
+                let (mark, config) = (self.mark(), self.alive_config());
+                let made = poll(&self.world, &mut self.budget, None, self.consumer.create(&config, from, &mark));
+                if let Some(made) = self.passes("make", made)? {
+                    self.with(|alive| {
+                        alive.config = made.position.config.clone();
+                        alive.plan.made(made);
+                    });
+                }
+            }
+            Action::Move(to) => {
+                let (mark, config) = (self.mark(), self.alive_config());
+                let moved = poll(&self.world, &mut self.budget, None, self.consumer.move_to(to, &config, &mark));
+                if let Some(moved) = self.passes("move", moved)? {
+                    self.moves += 1;
+                    self.with(|alive| {
+                        alive.config = moved.position.config;
+                        alive.guard.moved();
+                        alive.plan.moved();
+                    });
+                }
+            }
+            Action::Switch(to) => {
+                let mark = self.mark();
+                let Some(alive) = &mut self.alive else { return Ok(()) };
+                let call = take_over(&mut alive.guard, &mut self.consumer, &mut alive.config, to, &mark);
+                let switched = match poll(&self.world, &mut self.budget, None, call).ok_or_else(|| self.killed())? {
+                    Ok(switched) => switched,
+                    Err(error) => return Err(self.failed(error.into())),
+                };
+                if self.passes("switch", Some(switched))?.is_some() {
+                    self.moves += 1;
+                    self.with(|alive| {
+                        alive.guard.moved();
+                        alive.plan.moved();
+                    });
+                }
+            }
+            Action::Look(position) => {
+                let placement = self.ask(|guard| Box::pin(guard.check(position)))?;
+                if let Placement::Fork(permits) = &placement {
+                    self.said(permits)?;
+                }
+                let now = self.now();
+                self.with(|alive| alive.plan.looked(&placement, now));
+            }
+            Action::Subscribe => {
+                let now = self.now();
+                self.with(|alive| {
+                    alive.buffer = Some(VecDeque::new());
+                    alive.plan.subscribed(now);
+                });
+            }
+            Action::Pull(until) => self.pull(until)?,
+            Action::Flush(reason) => {
+                self.flushes += 1;
+                let permits = self.ask(|guard| Box::pin(guard.flush(reason)))?;
+                self.said(&permits)?;
+                let now = self.now();
+                self.with(|alive| alive.plan.flushed(&permits, now));
+            }
+            Action::Answer(answers) => {
+                let Some(alive) = &mut self.alive else { return Ok(()) };
+                send(&self.world, &alive.plan, answers);
+                alive.plan.answered();
+            }
+            Action::End => {
+                self.note(|| "stopped".to_owned());
+                return Err(Stop::Died("stopped".to_owned()));
+            }
+        }
+        Ok(())
+    }
+
+    fn with(&mut self, change: impl FnOnce(&mut Alive)) {
+        if let Some(alive) = &mut self.alive {
+            change(alive);
+        }
+    }
+
+    fn mark(&self) -> String {
+        self.alive.as_ref().map_or_else(String::new, |alive| alive.mark.clone())
+    }
+
+    fn alive_config(&self) -> Config {
+        self.alive.as_ref().map_or_else(|| self.config.clone(), |alive| alive.config.clone())
+    }
+
+    fn said(&mut self, permits: &Permits) -> Result<(), Stop> {
+        self.forks += u64::from(permits.fork().is_some());
+        let Some(alive) = &self.alive else { return Ok(()) };
+        Ok(self.books.said(&alive.guard, permits)?)
+    }
+
+    /// A call of the guard, during which the plan keeps deliveries alive.
+    fn ask<T>(
+        &mut self,
+        call: impl FnOnce(&mut Guard<TestSink>) -> futures_util::future::LocalBoxFuture<'_, Result<T, GuardError>>,
+    ) -> Result<T, Stop> {
+        self.books.asks();
+        let Some(alive) = &mut self.alive else { return Err(Stop::Died("nobody".to_owned())) };
+        let outcome = poll(&self.world, &mut self.budget, Some(&mut alive.plan), call(&mut alive.guard));
+        match outcome.ok_or_else(|| self.killed())? {
+            Ok(value) => Ok(value),
+            Err(error) => Err(self.failed(error.into())),
+        }
+    }
+
+    /// The value; nothing, and a note to the plan, for a failure that may pass; any other failure.
+    fn passes<T>(&mut self, what: &'static str, outcome: Option<Result<T, ConsumerError>>) -> Result<Option<T>, Stop> {
+        let now = self.now();
+        match outcome.ok_or_else(|| self.killed())? {
+            Ok(value) => Ok(Some(value)),
+            Err(error) => {
+                let Some(alive) = &mut self.alive else { return Ok(None) };
+                match alive.plan.refused(what, error, now) {
+                    Ok(()) => Ok(None),
+                    Err(error) => Err(self.failed(error.into())),
+                }
+            }
+        }
+    }
+
+    /// Time passes, until then or until something comes.
+    fn sleep(&mut self, until: Duration) {
+        let until = i64::try_from(until.as_nanos()).unwrap_or(i64::MAX);
+        let mut state = self.world.state();
+        let due = state.next_due().unwrap_or(i64::MAX);
+        let now = state.server.mono;
+        let wake = until.min(due.max(now + MS)).max(now + MS / 10);
+        state.pass(wake - now);
+    }
+
+    fn pull(&mut self, until: Duration) -> Result<(), Stop> {
+        let Some(alive) = &mut self.alive else { return Ok(()) };
+        let Some(buffer) = &mut alive.buffer else {
+            return Err(Broken { law: Law::Stopped, why: "nothing is subscribed to".to_owned() }.into());
+        };
+        if buffer.is_empty() {
+            let mut state = self.world.state();
+            let batch = 1 + state.server.rng.below(8);
+            for _ in 0..batch {
+                let Some(wire) = state.deliver() else { break };
+                if state.server.lose_deliveries > 0 {
+                    state.server.lose_deliveries -= 1;
+                } else {
+                    buffer.push_back(wire);
+                }
+            }
+        }
+        match buffer.pop_front() {
+            Some(wire) => self.take(wire),
+            None => {
+                if self.world.state().server.held.is_none() {
+                    let now = self.now();
+                    // As the server says it, or its silence.
+                    self.world.pass(10_000 * MS);
+                    self.with(|alive| alive.plan.ended(&SessionEnd::Server("Consumer Deleted".to_owned()), now));
+                } else {
+                    self.sleep(until);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Offers one message.
+    fn take(&mut self, wire: Wire) -> Result<(), Stop> {
+        let now = self.now();
+        let Some(delivery) = Delivery::parse(&wire.reply) else { return Ok(()) };
+        // Read after the message was taken.
+        let connection = self.world.connection();
+        let Some(alive) = &mut self.alive else { return Ok(()) };
+        let reply = detached(&Subject::from(wire.reply));
+        let ours = delivery.times == 1 || self.source.matches(&wire.message.subject);
+        let taken = alive.plan.delivered(&delivery, reply, ours, connection, now);
+        let Taken::Offer { follows } = taken else { return Ok(()) };
+        let (id, bytes) = (delivery.id, wire.message.payload.len() as u64);
+        let record = Record::new(id.sequence, id.published, wire.message.subject, wire.message.payload);
+        let before = self.sink.inside().writes;
+        let outcome = poll(&self.world, &mut self.budget, Some(&mut alive.plan), alive.guard.offer(record, follows));
+        if self.sink.inside().writes > before {
+            self.books.written(id);
+        }
+        let offered = match outcome.ok_or_else(|| self.killed())? {
+            Ok(offered) => offered,
+            Err(error) => return Err(self.failed(error.into())),
+        };
+        self.note(|| format!("  {id} follows {follows:?}, delivery {}: {offered:?}", delivery.times));
+        let now = self.now();
+        self.with(|alive| alive.plan.offered(bytes, offered == Offer::Full, now));
+        Ok(())
+    }
+}
+
+/// Sends answers as the driver does. What is sent while the connection is down the client holds back.
+fn send(world: &World, plan: &Plan, answers: Vec<(Subject, Answer)>) {
+    for (reply, answer) in answers {
+        if !plan.is_current(world.connection()) {
+            break;
+        }
+        let mut state = world.state();
+        if state.is_down() {
+            state.server.queued.push_back((reply.to_string(), answer));
+        } else {
+            state.answered(&reply, answer);
+        }
+    }
+}
+
+/// Runs a future to its end, and keeps deliveries alive meanwhile. `None` where it was dropped half way.
+fn poll<F: Future>(
+    world: &World,
+    budget: &mut Option<u32>,
+    mut plan: Option<&mut Plan>,
+    future: F,
+) -> Option<F::Output> {
+    let mut future = pin!(future);
+    let mut context = Context::from_waker(Waker::noop());
+    let mut since = world.state().server.mono;
+    for _ in 0..HUNG {
+        if let Some(left) = budget {
+            *left = left.checked_sub(1)?;
+        }
+        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+            return Some(output);
+        }
+        world.pass(5 * MS);
+        let now = world.state().server.mono;
+        if let Some(plan) = &mut plan
+            && u128::try_from(now - since).unwrap_or(0) >= plan.round().as_nanos()
+        {
+            since = now;
+            let overdue = plan.overdue();
+            send(world, plan, overdue);
+        }
+    }
+    None
+}
+
+fn brief(action: &Action) -> String {
+    match action {
+        Action::Answer(answers) => {
+            let tokens = |reply: &Subject| reply.split('.').nth(5).unwrap_or_default().to_owned();
+            let all: Vec<_> = answers.iter().map(|(reply, answer)| format!("{answer:?} {}", tokens(reply))).collect();
+            format!("answer {}", all.join(", "))
+        }
+        other => format!("{other:?}").to_lowercase(),
+    }
+}

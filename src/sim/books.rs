@@ -1,0 +1,364 @@
+//! What is true, kept apart from what the guard believes, and the laws that must hold.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::sink::Disk;
+use super::{Recover, World};
+use crate::checkpoint::Checkpoint;
+use crate::coverage::Coverage;
+use crate::record::RecordId;
+use crate::store::sim::{SimDisk, SimStore};
+use crate::{Guard, Permits, Record, Source, Trust};
+
+/// A law that was broken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Broken {
+    pub(crate) law: Law,
+    pub(crate) why: String,
+}
+
+/// What must hold, always.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Law {
+    /// A message is acked, or counted as archived at the end, only if it is durable in the sink.
+    Lost,
+    /// A record is durable once, and once more for each thing that allows it.
+    Twice,
+    /// What is acked is covered by a checkpoint that survives a power cut at this moment.
+    AckBeforeCheckpoint,
+    /// An ack reaches the message it was meant for.
+    AckOfAnotherLife,
+    /// Every message of the source in a span is durable.
+    Claim,
+    /// The floor falls only where the archive was cut.
+    Floor,
+    /// A consumer is not made to begin above a message that is not archived.
+    BeginsAbove,
+    /// No fork is reported of a stream that kept its history.
+    ForkWithoutCause,
+    /// The number of spans stays within the limit.
+    Spans,
+    /// The archiver goes on without a person.
+    Stopped,
+    /// Once accidents stop, everything is archived and acked, and nothing moves any more.
+    Rest,
+    /// Nothing panics.
+    Panic,
+}
+
+pub(crate) fn broken<T>(law: Law, why: impl Into<String>) -> Result<T, Broken> {
+    Err(Broken { law, why: why.into() })
+}
+
+#[derive(Debug)]
+pub(crate) struct Books {
+    world: World,
+    sink: Disk,
+    disk: SimDisk,
+    source: Source,
+    /// Handed to the sink at hand, and not yet permitted.
+    open: BTreeSet<RecordId>,
+    /// How often a record may be durable beyond once.
+    allowed: BTreeMap<RecordId, usize>,
+    /// What was there before archiving began, and is not ours.
+    pub(crate) theirs: BTreeSet<RecordId>,
+    /// Messages that an ack removed although they were not archived, within the known limit.
+    excused: u64,
+    /// The newest record of each flush.
+    boundaries: BTreeSet<RecordId>,
+    /// How many cuts of the stream were looked at.
+    cuts: usize,
+    begun: usize,
+    floor: u64,
+    /// Whether the stream held its first message when the floor was looked at.
+    whole: bool,
+    forgotten: u64,
+    /// When the flush at hand began.
+    flush: u64,
+    /// When all was last compared with the stream.
+    verified: u64,
+}
+
+impl Books {
+    pub(crate) fn new(world: &World, sink: &Disk, disk: &SimDisk, source: &Source) -> Self {
+        Self {
+            world: world.clone(),
+            sink: sink.clone(),
+            disk: disk.clone(),
+            source: source.clone(),
+            open: BTreeSet::new(),
+            allowed: BTreeMap::new(),
+            theirs: BTreeSet::new(),
+            excused: 0,
+            boundaries: BTreeSet::new(),
+            cuts: 0,
+            begun: 0,
+            floor: 0,
+            whole: false,
+            forgotten: 0,
+            flush: 0,
+            verified: 0,
+        }
+    }
+
+    fn held(&self, record: &Record) -> bool {
+        self.theirs.contains(&record.id()) || self.sink.holds(record)
+    }
+
+    fn allow(&mut self, id: RecordId) {
+        *self.allowed.entry(id).or_default() += 1;
+    }
+
+    /// A record goes to the sink.
+    pub(crate) fn written(&mut self, id: RecordId) {
+        self.open.insert(id);
+    }
+
+    /// The process ended. A plain sink may hold what its last flush made durable without a checkpoint: it may come once
+    /// more. A sink that keeps claims gives them back.
+    pub(crate) fn died(&mut self) {
+        let open = std::mem::take(&mut self.open);
+        if self.sink.inside().recover == Recover::Unknown {
+            for id in open {
+                self.allow(id);
+            }
+        }
+        self.floor = 0;
+        self.forgotten = 0;
+    }
+
+    /// The checkpoint is lost: a plain sink gets everything again.
+    pub(crate) fn lost_checkpoint(&mut self) {
+        if self.sink.inside().recover == Recover::Unknown {
+            self.allow_all_above(None);
+        }
+        self.boundaries.clear();
+    }
+
+    /// Everything durable above this record may come once more.
+    fn allow_all_above(&mut self, below: Option<RecordId>) {
+        let ids: BTreeSet<RecordId> = self.sink.inside().durable.iter().map(Record::id).collect();
+        for id in ids {
+            // What a narrowed span no longer knows by its times may come again as well.
+            if below.is_none_or(|below| id.sequence > below.sequence || id.published > below.published) {
+                self.allow(id);
+            }
+        }
+    }
+
+    /// Looks what the world did to the stream since.
+    ///
+    /// A cut makes records come again that still stand: those above the newest flush boundary that stands below the cut.
+    pub(crate) fn observe(&mut self) {
+        let cuts: Vec<u64> = self.world.state().server.cuts[self.cuts..].to_vec();
+        self.cuts += cuts.len();
+        for through in cuts {
+            let standing = |id: &&RecordId| {
+                id.sequence <= through
+                    && self.world.get(id.sequence).is_some_and(|message| message.published == id.published)
+            };
+            let below = self.boundaries.iter().rev().find(standing).copied();
+            self.boundaries.retain(|id| id.sequence <= through);
+            self.allow_all_above(below);
+            // One claim speaks for what one flush holds, and the cut may lie inside.
+            for id in self.open.clone() {
+                self.allow(id);
+            }
+            self.floor = 0;
+        }
+    }
+
+    /// A flush, a session start or a look begins.
+    pub(crate) fn asks(&mut self) {
+        self.flush = self.world.state().stamp();
+    }
+
+    /// What a call of the guard said.
+    pub(crate) fn said<S>(&mut self, guard: &Guard<S>, permits: &Permits) -> Result<(), Broken> {
+        self.observe();
+        if let Some(fork) = permits.fork() {
+            if self.cuts == 0 {
+                return broken(Law::ForkWithoutCause, format!("{fork:?}"));
+            }
+            if !permits.acks().is_empty() {
+                return broken(Law::Lost, "acks are permitted beside a fork");
+            }
+            for id in &fork.orphaned {
+                self.open.remove(id);
+            }
+            self.floor = 0;
+        }
+        if permits.unknown().is_none() && permits.fork().is_none() {
+            self.verified = self.flush;
+        }
+        let settled: Vec<RecordId> = permits.acks().iter().filter(|id| self.open.remove(id)).copied().collect();
+        self.boundaries.extend(settled.iter().max());
+        self.audit(guard)
+    }
+
+    /// A guard was opened.
+    pub(crate) fn opened<S>(&mut self, guard: &Guard<S>) -> Result<(), Broken> {
+        self.observe();
+        let distrusted = matches!(guard.report().trust, Trust::Through(_) | Trust::Nothing);
+        // Where nothing was archived and no message tells which stream archiving began in, its creation time does.
+        let unsure = guard.report().created.is_some() && self.boundaries.is_empty();
+        if distrusted && self.cuts == 0 && !unsure {
+            return broken(Law::ForkWithoutCause, format!("{:?}", guard.report()));
+        }
+        self.verified = self.flush;
+        let origin = guard.report().origin;
+        if guard.report().trust == Trust::New && origin > 1 {
+            // Archiving begins where the consumer stands, which is somebody's word.
+            let all = self.world.all(self.prefix());
+            self.theirs.extend(all.iter().map(Record::id).filter(|id| id.sequence < origin));
+        }
+        if matches!(self.sink.inside().recover, Recover::Exactly(_)) {
+            // What it does not name itself is forgotten, witnesses too.
+            self.boundaries = guard.coverage().spans().map(|span| span.witness.id).collect();
+        }
+        self.audit(guard)
+    }
+
+    /// What must hold whenever the guard was asked.
+    fn audit<S>(&mut self, guard: &Guard<S>) -> Result<(), Broken> {
+        let counters = guard.counters();
+        if counters.spans_forgotten > self.forgotten {
+            self.forgotten = counters.spans_forgotten;
+            let ids: BTreeSet<RecordId> = self.sink.inside().durable.iter().map(Record::id).collect();
+            for id in ids.into_iter().filter(|id| guard.coverage().find(id.sequence).is_none()) {
+                self.allow(id);
+            }
+        }
+        if guard.spans() > 400 {
+            return broken(Law::Spans, format!("{} spans", guard.spans()));
+        }
+        // Where the stream's first message is gone, the floor follows it, and that may come back.
+        let whole = self.first_sequence() <= guard.report().origin.max(1);
+        if guard.floor() < self.floor && whole && self.whole {
+            return broken(Law::Floor, format!("the floor fell from {} to {}", self.floor, guard.floor()));
+        }
+        // Of a fork that nobody could know of the floor knows nothing either.
+        self.floor = if self.in_the_dark() { 0 } else { guard.floor() };
+        self.whole = whole;
+        self.claims(guard.coverage(), "coverage")?;
+        self.twice()
+    }
+
+    fn first_sequence(&self) -> u64 {
+        let state = self.world.state();
+        state.messages.keys().next().copied().unwrap_or(state.last + 1)
+    }
+
+    /// Whether the stream got another history that nobody could know of when it was last asked.
+    fn in_the_dark(&self) -> bool {
+        self.world.state().server.forked > self.verified
+    }
+
+    fn claims(&self, coverage: &Coverage, whose: &str) -> Result<(), Broken> {
+        if self.in_the_dark() {
+            return Ok(());
+        }
+        for record in self.world.all(self.prefix()) {
+            if let Some(span) = coverage.find(record.sequence)
+                && !self.held(&record)
+                && !self.beyond_knowing(coverage, record.id())
+            {
+                return broken(Law::Claim, format!("{whose} {span:?} holds {}, the sink does not", record.id()));
+            }
+        }
+        Ok(())
+    }
+
+    /// The known limit: where the newest record of a span is gone, its times speak for it, and a clock that was set back
+    /// makes them lie.
+    fn beyond_knowing(&self, coverage: &Coverage, id: RecordId) -> bool {
+        coverage.find(id.sequence).is_some_and(|span| span.knows(id.published) && self.world.get(span.last).is_none())
+    }
+
+    fn twice(&self) -> Result<(), Broken> {
+        for (id, count) in self.sink.repeated() {
+            if count > 1 + self.allowed.get(&id).copied().unwrap_or(0) {
+                return broken(Law::Twice, format!("{id} is durable {count} times"));
+            }
+        }
+        Ok(())
+    }
+
+    fn prefix(&self) -> &str {
+        if self.source.filters().is_empty() { "" } else { "orders." }
+    }
+
+    /// What the server made of the acks that were sent, and of requests for a consumer.
+    pub(crate) fn acked(&mut self) -> Result<(), Broken> {
+        let acked = std::mem::take(&mut self.world.state().server.acked);
+        if acked.is_empty() {
+            return Ok(());
+        }
+        let durable = self.durable();
+        // The known limit: a fork that no event tells of, between the verification of a flush and its acks.
+        let blind = self.world.state().server.forked_unnoticed > self.flush;
+        for ack in acked {
+            let covered =
+                durable.as_ref().is_some_and(|checkpoint| checkpoint.coverage.find(ack.meant.sequence).is_some());
+            // What was forgotten at the limit, loudly, no checkpoint knows; and what is gone from the stream nobody misses.
+            let stands = self.world.get(ack.meant.sequence).is_some() || !ack.reached.is_empty();
+            if !covered && stands && self.forgotten == 0 && !self.theirs.contains(&ack.meant) {
+                return broken(Law::AckBeforeCheckpoint, format!("{} is acked, the disk does not know it", ack.meant));
+            }
+            for (id, message) in ack.reached {
+                if id.sequence == ack.meant.sequence && id != ack.meant && !blind {
+                    return broken(Law::AckOfAnotherLife, format!("{} reached {id}", ack.meant));
+                }
+                if self.held(&message.record(id.sequence)) {
+                    continue;
+                }
+                let limit = durable.as_ref().is_some_and(|known| self.beyond_knowing(&known.coverage, id));
+                if !blind && !limit {
+                    return broken(Law::Lost, format!("{id} is acked by {} and not durable", ack.meant));
+                }
+                self.excused += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// The checkpoint that would survive a power cut.
+    fn durable(&self) -> Option<Checkpoint> {
+        let (version, body) = SimStore::durable(&self.disk, &self.source)?;
+        Checkpoint::decode(version, &body).ok()
+    }
+
+    /// Consumers that were made, or reset, since.
+    pub(crate) fn begun(&mut self) -> Result<(), Broken> {
+        let begun: Vec<u64> = self.world.state().server.begun[self.begun..].to_vec();
+        self.begun += begun.len();
+        if self.in_the_dark() {
+            return Ok(());
+        }
+        for start in begun {
+            for record in self.world.all(self.prefix()).into_iter().take_while(|record| record.sequence < start) {
+                let durable = self.durable();
+                let limit = durable.is_some_and(|known| self.beyond_knowing(&known.coverage, record.id()));
+                // One that is with the sink is looked for again when that is gone.
+                if !self.held(&record) && !limit && !self.open.contains(&record.id()) {
+                    let why = format!("the consumer begins at {start}, {} is not archived", record.id());
+                    return broken(Law::BeginsAbove, why);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Every message of the source that the stream holds is in the sink.
+    pub(crate) fn complete(&self) -> Result<(), Broken> {
+        self.twice()?;
+        let durable = self.durable();
+        for record in self.world.all(self.prefix()) {
+            let limit = durable.as_ref().is_some_and(|known| self.beyond_knowing(&known.coverage, record.id()));
+            if !self.held(&record) && !limit {
+                return broken(Law::Lost, format!("{} was never archived", record.id()));
+            }
+        }
+        Ok(())
+    }
+}

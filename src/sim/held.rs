@@ -1,0 +1,242 @@
+//! The consumer that the server holds: deliveries, acks, deadlines.
+
+use std::collections::BTreeMap;
+
+use async_nats::jetstream::consumer::{AckPolicy, Config, DeliverPolicy};
+
+use super::stream::{Message, State};
+use crate::jetstream::ack::{Answer, Delivery};
+use crate::record::RecordId;
+
+/// A message on its way to the client.
+#[derive(Clone, Debug)]
+pub(crate) struct Wire {
+    pub(crate) reply: String,
+    pub(crate) message: Message,
+}
+
+/// An ack that the server took, and what it reached.
+#[derive(Clone, Debug)]
+pub(crate) struct Acked {
+    pub(crate) meant: RecordId,
+    /// What stands at the sequences that were pending and are not any more.
+    pub(crate) reached: Vec<(RecordId, Message)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waiting {
+    due: i64,
+    times: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Progress {
+    pub(crate) delivered: u64,
+    pub(crate) consumer_sequence: u64,
+    pub(crate) pending: BTreeMap<u64, Waiting>,
+    /// Before 2.14 the floor is said to be 0 until the first ack.
+    floor_unsaid: bool,
+}
+
+impl Progress {
+    fn floor(&self) -> u64 {
+        match self.pending.keys().next() {
+            _ if self.floor_unsaid => 0,
+            Some(lowest) => lowest - 1,
+            None => self.delivered,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Held {
+    pub(crate) config: Config,
+    pub(crate) created: i64,
+    pub(crate) progress: Progress,
+}
+
+impl Held {
+    /// Made as a server makes it: where the policy says, or where an old state file of its name left it.
+    pub(crate) fn made(config: Config, state: &State) -> Self {
+        let first = state.messages.keys().next().copied().unwrap_or(state.last + 1);
+        let start = match config.deliver_policy {
+            DeliverPolicy::ByStartSequence { start_sequence } => start_sequence.max(first),
+            _ => first,
+        };
+        let start = if state.server.version.starts_with("2.10") { start.min(state.last + 1) } else { start };
+        let progress = state.server.left.clone().unwrap_or_else(|| Progress {
+            delivered: start - 1,
+            floor_unsaid: !state.server.version.starts_with("2.14"),
+            ..Progress::default()
+        });
+        Self { config, created: state.clock, progress }
+    }
+
+    pub(crate) fn reset(&mut self, to: u64) {
+        self.progress = Progress { delivered: to - 1, ..Progress::default() };
+    }
+
+    pub(crate) fn ack_floor(&self) -> u64 {
+        self.progress.floor()
+    }
+
+    fn window(&self) -> usize {
+        usize::try_from(self.config.max_ack_pending).unwrap_or(usize::MAX)
+    }
+}
+
+impl State {
+    fn ours(&self, sequence: u64) -> Option<&Message> {
+        self.messages.get(&sequence).filter(|message| message.subject.starts_with(&self.server.prefix))
+    }
+
+    /// How many messages the consumer has not delivered.
+    pub(crate) fn remaining(&self) -> u64 {
+        let Some(held) = &self.server.held else { return 0 };
+        let above = self.messages.range(held.progress.delivered.saturating_add(1)..);
+        above.filter(|(_, message)| message.subject.starts_with(&self.server.prefix)).count() as u64
+    }
+
+    /// What the consumer sends next, if the window allows.
+    pub(crate) fn deliver(&mut self) -> Option<Wire> {
+        let now = self.server.mono;
+        let mut held = self.server.held.take()?;
+        let wire = self.redeliver(&mut held, now).or_else(|| self.deliver_first(&mut held, now));
+        self.server.held = Some(held);
+        wire
+    }
+
+    /// In any order.
+    fn redeliver(&mut self, held: &mut Held, now: i64) -> Option<Wire> {
+        loop {
+            let due: Vec<u64> =
+                held.progress.pending.iter().filter(|(_, waiting)| waiting.due <= now).map(|(at, _)| *at).collect();
+            if due.is_empty() {
+                return None;
+            }
+            let pick = usize::try_from(self.server.rng.below(due.len() as u64)).unwrap();
+            let sequence = due[pick];
+            // Whatever stands there now: after a fork, a message that was never delivered.
+            let Some(message) = self.ours(sequence).cloned() else {
+                held.progress.pending.remove(&sequence);
+                continue;
+            };
+            let waiting = held.progress.pending.get_mut(&sequence)?;
+            waiting.times += 1;
+            waiting.due = now + deadline(&held.config);
+            let times = waiting.times;
+            return Some(self.wire(held, sequence, times, message));
+        }
+    }
+
+    fn deliver_first(&mut self, held: &mut Held, now: i64) -> Option<Wire> {
+        if held.progress.pending.len() >= held.window() {
+            return None;
+        }
+        let mut above = self.messages.range(held.progress.delivered.saturating_add(1)..);
+        let (sequence, message) = above.find(|(_, message)| message.subject.starts_with(&self.server.prefix))?;
+        let (sequence, message) = (*sequence, message.clone());
+        held.progress.delivered = sequence;
+        held.progress.pending.insert(sequence, Waiting { due: now + deadline(&held.config), times: 1 });
+        Some(self.wire(held, sequence, 1, message))
+    }
+
+    fn wire(&self, held: &mut Held, sequence: u64, times: u64, message: Message) -> Wire {
+        held.progress.consumer_sequence += 1;
+        let (consumer, published) = (held.progress.consumer_sequence, message.published);
+        let above = self.messages.range(held.progress.delivered.saturating_add(1)..);
+        let remaining = above.filter(|(_, message)| message.subject.starts_with(&self.server.prefix)).count();
+        let reply = format!("$JS.ACK.ORDERS.archiver.{times}.{sequence}.{consumer}.{published}.{remaining}");
+        Wire { reply, message }
+    }
+
+    /// When the next message would be delivered again.
+    pub(crate) fn next_due(&self) -> Option<i64> {
+        let held = self.server.held.as_ref()?;
+        held.progress.pending.values().map(|waiting| waiting.due).min()
+    }
+
+    /// An answer reaches the server, which looks at nothing but its stream sequence.
+    pub(crate) fn answered(&mut self, reply: &str, answer: Answer) {
+        if self.server.lose_acks > 0 {
+            self.server.lose_acks -= 1;
+            return;
+        }
+        let Some(delivery) = Delivery::parse(reply) else { return };
+        let Some(mut held) = self.server.held.take() else { return };
+        let sequence = delivery.id.sequence;
+        if answer == Answer::Progress {
+            if let Some(waiting) = held.progress.pending.get_mut(&sequence) {
+                waiting.due = self.server.mono + deadline(&held.config);
+            }
+            self.server.held = Some(held);
+            return;
+        }
+        // A termination on ack-all acks everything below, too.
+        let low = if held.config.ack_policy == AckPolicy::All { 0 } else { sequence };
+        let gone: Vec<u64> = held.progress.pending.range(low..=sequence).map(|(at, _)| *at).collect();
+        let mut reached = Vec::new();
+        for at in gone {
+            held.progress.pending.remove(&at);
+            held.progress.floor_unsaid = false;
+            if let Some(message) = self.ours(at).cloned() {
+                reached.push((message.id(at), message.clone()));
+                if self.work_queue {
+                    self.messages.remove(&at);
+                    self.server.removed.push((at, message));
+                }
+            }
+        }
+        self.server.acked.push(Acked { meant: delivery.id, reached });
+        self.server.held = Some(held);
+    }
+
+    /// The server starts again, with what its disk kept of the consumer.
+    pub(crate) fn reload(&mut self, kept: Kept) {
+        match kept {
+            Kept::All => {}
+            Kept::Nothing => {
+                if let Some(held) = &mut self.server.held {
+                    held.progress = Progress::default();
+                }
+            }
+            Kept::Older => {
+                if let (Some(held), Some(older)) = (&mut self.server.held, &self.server.snapshot) {
+                    held.progress = older.clone();
+                }
+            }
+            Kept::State => {
+                self.server.left = self.server.held.take().map(|held| held.progress).or(self.server.left.take())
+            }
+            Kept::Gone => (self.server.held, self.server.left) = (None, None),
+        }
+        let (now, last, reconciles) = (self.server.mono, self.last, self.server.reconciles);
+        let soon = self.server.rng.one_in(2);
+        if let Some(held) = &mut self.server.held {
+            if reconciles && held.progress.delivered > last {
+                held.progress.delivered = last;
+                held.progress.pending.retain(|at, _| *at <= last);
+            }
+            for waiting in held.progress.pending.values_mut().filter(|_| soon) {
+                waiting.due = now;
+            }
+        }
+    }
+}
+
+/// What a server's disk kept of a consumer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kept {
+    All,
+    /// Its state file is empty.
+    Nothing,
+    /// Its state file is an older one.
+    Older,
+    /// Its state file alone: it is not loaded, and the next of its name takes it over.
+    State,
+    Gone,
+}
+
+fn deadline(config: &Config) -> i64 {
+    i64::try_from(config.ack_wait.as_nanos()).unwrap()
+}
