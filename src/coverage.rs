@@ -1,5 +1,6 @@
 //! Which parts of the source are archived. Pure: no I/O, no clock, no async.
 
+use crate::fault::{self, Fault};
 use crate::record::RecordId;
 use crate::witness::Witness;
 
@@ -140,7 +141,8 @@ impl Coverage {
     pub(crate) fn insert(&mut self, span: Span, session: u32) {
         let joins = |entry: &Entry| {
             let (low, high) = if entry.span.last < span.first { (&entry.span, &span) } else { (&span, &entry.span) };
-            low.last >= high.first || (entry.seen == session && low.last.saturating_add(1) == high.first)
+            let seen = entry.seen == session || fault::is(Fault::AdjacentAcrossSessions);
+            low.last >= high.first || (seen && low.last.saturating_add(1) == high.first)
         };
         let mut from = self.position(span.first);
         if from > 0 && self.entries.get(from - 1).is_some_and(joins) {
@@ -217,7 +219,7 @@ impl Coverage {
         let surplus = self.entries.len() - limit + limit / 16;
         let (top, floor) = (self.entries.len() - 1, self.position(start));
         let mut sizes: Vec<(bool, u64, usize)> = (0..top)
-            .filter(|index| *index != floor)
+            .filter(|index| *index != floor || fault::is(Fault::FirstSpanForgotten))
             .filter_map(|index| self.get(index).map(|span| (index > floor, span.last - span.first, index)))
             .collect();
         sizes.sort_unstable();

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::coverage::{Coverage, Span};
+use crate::fault::{self, Fault};
 use crate::record::RecordId;
 use crate::sink::Durable;
 use crate::witness::{Witness, Witnesses};
@@ -108,8 +109,15 @@ impl Ledger {
 
     /// What a delivery is.
     pub(crate) fn classify(&self, id: RecordId) -> Class {
+        if fault::is(Fault::FloorAsHighWater) && self.coverage.last().is_some_and(|span| id.sequence <= span.last) {
+            return Class::Archived;
+        }
         // First of all: what is with the sink is not durable yet, even where nothing of the source is left beside it.
-        if self.position(id).is_ok() {
+        if let Ok(at) = self.position(id) {
+            let held = self.pending.get(at).is_some_and(|entry| entry.stage == Stage::Held);
+            if held && fault::is(Fault::HeldWrittenAgain) {
+                return Class::Fresh;
+            }
             return Class::Pending;
         }
         let hole = self.holes.range(..=id.sequence).next_back().is_some_and(|(_, last)| id.sequence <= *last);
@@ -133,6 +141,7 @@ impl Ledger {
         let backlog = id.sequence <= self.backlog.last && id.published <= self.backlog.published;
         if let Some(before) = before
             && !backlog
+            && !fault::is(Fault::SeamsIgnored)
             && (id.published < before.published || id.published.saturating_sub(before.published) >= SEAM)
         {
             self.segment += 1;

@@ -5,6 +5,7 @@ mod claim;
 mod coverage;
 mod error;
 mod events;
+mod fault;
 mod guard;
 pub mod jetstream;
 mod ledger;

@@ -5,6 +5,7 @@
 //! would have taken n. So the way goes down from the top to the first record that stands unchanged.
 
 use crate::coverage::{Coverage, Span};
+use crate::fault::{self, Fault};
 use crate::observer::Reading;
 use crate::witness::{Witness, Witnesses};
 
@@ -39,6 +40,7 @@ impl Answer {
             Reading::Message(found) if found == witness => Self::Equal,
             Reading::Message(_) => Self::Other,
             Reading::Above => Self::Above,
+            Reading::Gone if fault::is(Fault::GoneIsEqual) => Self::Equal,
             Reading::Gone => Self::Gone,
         }
     }

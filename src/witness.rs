@@ -98,11 +98,6 @@ impl Witnesses {
         self.thin();
     }
 
-    /// Removes all whose sequence is above this one.
-    pub(crate) fn cut_above(&mut self, sequence: u64) {
-        self.kept.retain(|kept| kept.witness.sequence() <= sequence);
-    }
-
     /// Removes those for which this does not hold.
     pub(crate) fn retain(&mut self, mut keep: impl FnMut(&Witness) -> bool) {
         self.kept.retain(|kept| keep(&kept.witness));

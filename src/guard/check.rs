@@ -6,6 +6,7 @@ use super::{ConsumerPosition, Permits, Placement};
 use crate::coverage::Span;
 use crate::error::GuardError;
 use crate::events;
+use crate::fault::{self, Fault};
 use crate::ledger::Class;
 use crate::observer::{ObserveError, Reading};
 use crate::trust::Answer;
@@ -47,7 +48,7 @@ impl Core {
                 self.blocked.insert((low, above.first));
                 continue;
             }
-            if low < above.first {
+            if low < above.first && !fault::is(Fault::GapClosedUnasked) {
                 self.counters.reads += 1;
                 let next = self.observer.next(low).await?;
                 if next.is_none_or(|next| next.sequence() < above.first) {
@@ -139,6 +140,7 @@ impl Core {
             };
             at = next.sequence().saturating_add(1);
             match self.ledger.classify(next.id) {
+                Class::Fresh if fault::is(Fault::TrustAckFloor) => {}
                 Class::Fresh => return Ok(Ok(Placement::PassedOver(next.sequence()))),
                 Class::Pending => {}
                 Class::Archived => {

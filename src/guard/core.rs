@@ -10,6 +10,7 @@ use crate::claim::Claim;
 use crate::coverage::{Coverage, Span};
 use crate::error::GuardError;
 use crate::events;
+use crate::fault::{self, Fault};
 use crate::ledger::{Backlog, Class, Entry, Ledger, Link, Stage};
 use crate::observer::{ObserveError, Observer, StreamView};
 use crate::record::RecordId;
@@ -82,7 +83,8 @@ impl ClaimFor for Claims<'_> {
                 let sequence = entry.witness.sequence();
                 let within = entry.link.filter(|link| link.segment == entry.segment);
                 let first = within.map_or(sequence, |link| link.after.saturating_add(1));
-                segments.entry(entry.segment).or_default().insert(Span::of(first, entry.witness), 0);
+                let segment = if fault::is(Fault::OneWitnessForClaim) { 0 } else { entry.segment };
+                segments.entry(segment).or_default().insert(Span::of(first, entry.witness), 0);
             }
         }
         // Segments never join: each is verified on its own when the claim is read back. Where two share sequences they may
@@ -131,7 +133,11 @@ impl Core {
     }
 
     pub(super) fn floor(&self) -> u64 {
-        self.ledger.coverage.floor(self.start())
+        let floor = self.ledger.coverage.floor(self.start());
+        match self.ledger.coverage.last() {
+            Some(span) if span.last == floor && fault::is(Fault::EmptyTailClosed) => self.view.last,
+            _ => floor,
+        }
     }
 
     /// The floor, if a consumer may be moved there unread: seen unchanged in this session, with nothing archived above it.
@@ -217,6 +223,7 @@ impl Core {
         let removed = self.view.acked_are_removed;
         let mut permits = match verify(&*self.observer, &self.ledger, Scope::Flushed, removed).await {
             Err(error) => self.unknown(error)?,
+            Ok(Verdict::Fork(_)) if fault::is(Fault::NoVerification) => self.commit(Stands::default()).await?,
             Ok(Verdict::Fork(evidence)) => self.fork(evidence).await?,
             Ok(Verdict::Stands(stands)) => self.commit(stands).await?,
         };
@@ -259,7 +266,7 @@ impl Core {
             .ledger
             .pending()
             .iter()
-            .filter(|entry| seen(entry.segment, entry.witness.sequence()))
+            .filter(|entry| seen(entry.segment, entry.witness.sequence()) || fault::is(Fault::LinkWithoutRecord))
             .filter(|entry| {
                 entry.link.is_some_and(|link| {
                     link.segment == entry.segment
@@ -279,7 +286,9 @@ impl Core {
         self.account(&settled, &mut permits);
         if !settled.is_empty() {
             self.last_fork = None;
-            self.save().await?;
+            if !fault::is(Fault::AckBeforeCheckpoint) {
+                self.save().await?;
+            }
         }
         permits.acks.append(&mut self.ledger.skipped);
         permits.floor = self.floor();

@@ -7,6 +7,7 @@ use super::verify::{Evidence, descend, read_all};
 use super::{Fork, Permits};
 use crate::error::GuardError;
 use crate::events;
+use crate::fault::{self, Fault};
 use crate::observer::{ObserveError, Reading};
 use crate::record::RecordId;
 use crate::trust::{Answer, Descent};
@@ -65,7 +66,10 @@ impl Core {
             return self.unknown(ObserveError::Unavailable { reason });
         }
 
-        if cut.equal.is_none() && (cut.changed || (cut.coverage.is_empty() && !any_equal)) {
+        if cut.equal.is_none()
+            && !fault::is(Fault::OriginKept)
+            && (cut.changed || (cut.coverage.is_empty() && !any_equal))
+        {
             // Nothing of the stream in which archiving began stands, so the place where it did means nothing in this one. A
             // record that is pending may have come from this one.
             self.origin = 1;
@@ -74,7 +78,7 @@ impl Core {
         self.ledger.coverage = cut.coverage;
         self.ledger.witnesses = cut.witnesses;
         self.ledger.after_cut();
-        let orphaned = self.ledger.orphan(|entry| lost.contains(&entry.id()));
+        let orphaned = self.ledger.orphan(|entry| lost.contains(&entry.id()) || fault::is(Fault::CutForgetsNewSpans));
         let settled = self.ledger.settle(|entry| stands.contains(&entry.id()), |_| false);
         let created = (self.created != view.created).then_some((self.created, view.created));
         self.created = view.created;
@@ -112,7 +116,9 @@ impl Core {
         self.totals.forks += 1;
         self.counters.orphaned += report.orphaned.len() as u64;
         self.totals.orphaned += report.orphaned.len() as u64;
-        self.move_pending = Some(floor.saturating_add(1));
+        let newest = self.ledger.coverage.last().map_or(0, |span| span.last);
+        let above = if fault::is(Fault::MoveAboveNewest) { newest.max(floor) } else { floor };
+        self.move_pending = Some(above.saturating_add(1));
         self.account(&settled, &mut Permits::default());
         events::fork(&self.source, &report);
         events::move_required(&self.source, floor.saturating_add(1));

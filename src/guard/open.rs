@@ -12,6 +12,7 @@ use crate::claim::Claim;
 use crate::coverage::{Coverage, Span};
 use crate::error::{GuardError, OpenError};
 use crate::events;
+use crate::fault::{self, Fault};
 use crate::ledger::Ledger;
 use crate::observer::{ObserveError, Observer, StreamView};
 use crate::sink::{Recovered, Sink};
@@ -263,6 +264,9 @@ impl Opening {
         }
         // A move that an earlier run did not finish may lead above what this opening found, and after damage the consumer may
         // stand anywhere.
+        if fault::is(Fault::MoveForgotten) {
+            core.move_pending = None;
+        }
         if forked || damaged || core.move_pending.is_some() {
             let to = core.floor().saturating_add(1);
             core.move_pending = Some(to);
@@ -270,11 +274,13 @@ impl Opening {
         }
         // A state read after a crash may live only in the page cache: written again, into the other slot, before the
         // first permit.
-        core.save().await.map_err(|error| match error {
-            GuardError::Encode(error) => OpenError::Encode(error),
-            GuardError::Store(error) => OpenError::Store(error),
-            other => OpenError::Store(crate::store::StoreError::Other(Box::new(other))),
-        })?;
+        if !(had && fault::is(Fault::NoRewriteAtOpening)) {
+            core.save().await.map_err(|error| match error {
+                GuardError::Encode(error) => OpenError::Encode(error),
+                GuardError::Store(error) => OpenError::Store(error),
+                other => OpenError::Store(crate::store::StoreError::Other(Box::new(other))),
+            })?;
+        }
         core.report.floor = core.floor();
         core.report.origin = core.origin;
         core.report.spans = core.ledger.coverage.len();

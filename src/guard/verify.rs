@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 
+use crate::fault::{self, Fault};
 use crate::ledger::{Entry, Ledger, Stage};
 use crate::observer::{ObserveError, Observer, Reading};
 use crate::trust::{Answer, Ask, Cut, Descent, Told};
@@ -123,15 +124,19 @@ pub(super) async fn verify(
 
     // One pipelined round of what is always read: the newest witness, the spans that skips rely on, the newest record of
     // each segment.
-    let previous = ledger.newest_witness();
+    let unread = scope == Scope::Flushed && fault::is(Fault::PreviousWitnessNotRead);
+    let previous = ledger.newest_witness().filter(|_| !unread);
     let seam = ledger.crosses_seam(|entry| scope.takes(entry));
-    let spans = ledger.spans_skipped();
+    let spans = if fault::is(Fault::WitnessBelowForSkip) { Vec::new() } else { ledger.spans_skipped() };
     let newest = newest_of_segments(ledger, scope);
     let mut asked: Vec<Witness> = previous.into_iter().collect();
     asked.extend(spans.iter().map(|span| span.witness));
     asked.extend(newest.iter().map(|entry| entry.witness));
     let answers = read_all(observer, &asked).await?;
     stands.requests += asked.len() as u64;
+    if fault::is(Fault::GoneIsUnknown) && answers.iter().any(|(_, reading)| *reading == Reading::Gone) {
+        return Err(ObserveError::Unavailable { reason: String::new() });
+    }
     let mut answers = answers.into_iter();
 
     for (witness, reading) in answers.by_ref().take(usize::from(previous.is_some())) {
@@ -160,7 +165,8 @@ pub(super) async fn verify(
         }
     }
     // The lowest record that stands and is new although a span contains its sequence: that span belongs to another life.
-    for entry in ledger.pending().iter().filter(|entry| entry.inside && scope.takes(entry)) {
+    let ignored = fault::is(Fault::ForeignTimesIgnored);
+    for entry in ledger.pending().iter().filter(|entry| entry.inside && scope.takes(entry) && !ignored) {
         stands.requests += 1;
         match Answer::of(observer.read(entry.witness.sequence()).await?, entry.witness) {
             Answer::Gone => continue,
@@ -170,7 +176,7 @@ pub(super) async fn verify(
         forked = true;
         break;
     }
-    Ok(if forked { Verdict::Fork(evidence) } else { Verdict::Stands(stands) })
+    Ok(if forked && !fault::is(Fault::TrustCreated) { Verdict::Fork(evidence) } else { Verdict::Stands(stands) })
 }
 
 /// Notes an answer that says fork.
@@ -185,8 +191,12 @@ fn note(answer: Answer, witness: Witness, evidence: &mut Evidence) -> bool {
 /// The highest record of each segment, lowest first.
 fn newest_of_segments(ledger: &Ledger, scope: Scope) -> Vec<Entry> {
     let mut newest: Vec<Entry> = Vec::new();
+    if fault::is(Fault::OnlySavedWitness) {
+        return newest;
+    }
+    let one = fault::is(Fault::OldSessionCovered);
     for entry in ledger.pending().iter().filter(|entry| scope.takes(entry)) {
-        match newest.iter_mut().rev().find(|other| other.segment == entry.segment) {
+        match newest.iter_mut().rev().find(|other| other.segment == entry.segment || one) {
             Some(other) => *other = *entry,
             None => newest.push(*entry),
         }

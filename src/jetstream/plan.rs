@@ -11,6 +11,7 @@ use super::error::ConsumerError;
 use super::pace::{Backoff, Limits, Pace};
 use super::position::{Moved, Position};
 use super::session::{Chain, SessionEnd, Window};
+use crate::fault::{self, Fault};
 use crate::guard::{ConsumerPosition, Permits, Placement};
 use crate::sink::Reason;
 
@@ -99,7 +100,6 @@ struct Running {
     created: i64,
     filters: Vec<String>,
     chain: Chain,
-    window: Window,
     pace: Pace,
     ack_all: bool,
     /// What a flush permitted and was not sent yet.
@@ -115,6 +115,13 @@ struct Running {
     position: Option<ConsumerPosition>,
     suspect: Option<u64>,
     remaining: u64,
+}
+
+impl Running {
+    /// Whether this is the connection on which the session began.
+    fn is_on(&self, connection: Connection) -> bool {
+        connection.up && (self.connection == connection.count || fault::is(Fault::OldDeliveriesAccepted))
+    }
 }
 
 #[derive(Debug)]
@@ -153,6 +160,8 @@ pub(crate) struct Plan {
     flush: Limits,
     mark: String,
     phase: Phase,
+    /// The deliveries of the session at hand.
+    window: Window,
     move_to: Option<u64>,
     /// The consumer can be neither made nor moved under its name.
     switch: bool,
@@ -190,7 +199,7 @@ pub(crate) enum Note {
 impl Plan {
     /// A plan for a guard that was just opened. `mark`: the state id that the consumer carries; `move_to`: where the guard
     /// wants the consumer; `seed` makes the jitter.
-    pub(crate) const fn new(
+    pub(crate) fn new(
         flush: Limits,
         fast_forward: bool,
         mark: String,
@@ -202,6 +211,7 @@ impl Plan {
             flush,
             mark,
             phase: Phase::Between,
+            window: Window::default(),
             move_to,
             switch: false,
             backoff: Backoff::new(seed),
@@ -241,7 +251,7 @@ impl Plan {
     /// The in-progress acks that are due while the guard is busy: to be asked every [`round`](Self::round).
     pub(crate) fn overdue(&mut self) -> Vec<(Subject, Answer)> {
         match &mut self.phase {
-            Phase::Running(running) => in_progress(&mut running.window),
+            Phase::Running(_) => in_progress(&mut self.window),
             Phase::Between | Phase::Starting(_) | Phase::WoundUp => Vec::new(),
         }
     }
@@ -256,7 +266,7 @@ impl Plan {
 
     /// Whether answers may be sent on this connection.
     pub(crate) fn is_current(&self, connection: Connection) -> bool {
-        matches!(&self.phase, Phase::Running(running) if connection.up && running.connection == connection.count)
+        matches!(&self.phase, Phase::Running(running) if running.is_on(connection) || fault::is(Fault::AcksAcrossReconnect))
     }
 
     /// What to do now.
@@ -285,7 +295,7 @@ impl Plan {
                 }
             }
             Phase::Running(running) => {
-                if !connection.up || running.connection != connection.count {
+                if !running.is_on(connection) {
                     self.end(&SessionEnd::Reconnected, now);
                     return self.next(now, connection);
                 }
@@ -296,13 +306,13 @@ impl Plan {
                     return Action::Flush(Reason::Everything);
                 }
                 running.blocked = running.blocked.filter(|until| now < *until);
-                let due = running.pace.due(running.window.len() as u64, now);
+                let due = running.pace.due(self.window.len() as u64, now);
                 if let (None, Some(reason)) = (running.blocked, due) {
                     return Action::Flush(reason);
                 }
                 if now >= running.next_round {
                     running.next_round = now.saturating_add(running.round);
-                    let overdue = in_progress(&mut running.window);
+                    let overdue = in_progress(&mut self.window);
                     if !overdue.is_empty() {
                         return Action::Answer(overdue);
                     }
@@ -326,7 +336,7 @@ impl Plan {
 
     /// The guard began a session, on this connection.
     pub(crate) fn began(&mut self, permits: &Permits, connection: Connection, now: Duration) {
-        self.floor = permits.floor();
+        self.stands_at(permits);
         self.jump.verified_through = permits.verified_through();
         self.carried = Carried { pending: permits.pending() > 0, full: permits.flush_due() };
         if let Some(to) = permits.move_to() {
@@ -391,7 +401,7 @@ impl Plan {
         match placement {
             Placement::Beyond { to } => return self.must_move(*to),
             Placement::Fork(permits) => {
-                self.floor = permits.floor();
+                self.stands_at(permits);
                 if let Some(to) = permits.move_to() {
                     return self.must_move(to);
                 }
@@ -446,7 +456,6 @@ impl Plan {
                 created: position.created,
                 filters: position.filters(),
                 chain: Chain::new(!matches!(config.deliver_policy, DeliverPolicy::LastPerSubject), *start),
-                window: Window::default(),
                 pace,
                 ack_all: matches!(config.ack_policy, AckPolicy::All),
                 answers: Vec::new(),
@@ -460,6 +469,9 @@ impl Plan {
                 suspect: None,
                 remaining: position.pending,
             };
+            if !fault::is(Fault::OldAckersKept) {
+                self.window = Window::default();
+            }
             self.notes.push(Note::SessionBegan { floor: self.floor });
             self.phase = Phase::Running(Box::new(running));
         }
@@ -479,10 +491,10 @@ impl Plan {
         now: Duration,
     ) -> Taken {
         let Phase::Running(running) = &mut self.phase else { return Taken::Dropped };
-        let taken = if connection.up && running.connection == connection.count {
+        let taken = if running.is_on(connection) {
             running.chain.take(delivery).and_then(|follows| {
                 if ours {
-                    running.window.add(delivery.id, reply)?;
+                    self.window.add(delivery.id, reply)?;
                 }
                 Ok(follows)
             })
@@ -510,7 +522,7 @@ impl Plan {
 
     /// The guard flushed.
     pub(crate) fn flushed(&mut self, permits: &Permits, now: Duration) {
-        self.floor = permits.floor();
+        self.stands_at(permits);
         let Phase::Running(running) = &mut self.phase else { return };
         if let Some(to) = permits.move_to() {
             if self.stop {
@@ -531,9 +543,10 @@ impl Plan {
             return;
         }
         self.backoff.reset();
-        running.answers = running.window.answers(permits, running.ack_all);
+        running.answers = self.window.answers(permits, running.ack_all);
         // What a sink left for later, or waits for its ack, needs another flush, also if nothing comes any more.
-        running.pace.flushed(permits.pending() > 0, running.window.len() > 0, now);
+        let forgotten = fault::is(Fault::LeftoverNotFlushed);
+        running.pace.flushed(permits.pending() > 0 && !forgotten, self.window.len() > 0 && !forgotten, now);
         running.last = self.stop;
         self.answered();
     }
@@ -606,6 +619,12 @@ impl Plan {
         let from = position.stands_at();
         let backlog = through.checked_sub(from).filter(|backlog| *backlog >= self.flush.count.max(1))?;
         (backlog > 0 && position.pending > 0).then_some((from, through))
+    }
+
+    /// The floor that the guard verified last.
+    fn stands_at(&mut self, permits: &Permits) {
+        let before = if fault::is(Fault::JumpToUnverifiedFloor) { self.floor } else { 0 };
+        self.floor = permits.floor().max(before);
     }
 
     fn must_move(&mut self, to: u64) {

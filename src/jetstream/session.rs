@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use async_nats::Subject;
 
 use super::ack::{Answer, Delivery};
+use crate::fault::{self, Fault};
 use crate::guard::Permits;
 use crate::record::RecordId;
 
@@ -77,7 +78,8 @@ impl Chain {
         if now <= self.consumer_sequence {
             return Err(SessionEnd::ConsumerRestarted { before: self.consumer_sequence, now });
         }
-        let unbroken = now == self.consumer_sequence + 1 && (self.consumer_sequence > 0 || known_start);
+        let next = now == self.consumer_sequence + 1 || fault::is(Fault::MergeOverBrokenChain);
+        let unbroken = next && (self.consumer_sequence > 0 || known_start);
         self.consumer_sequence = now;
         let sequence = delivery.id.sequence;
         if delivery.times > 1 {
@@ -129,7 +131,11 @@ impl Window {
     /// waits there, new or come again since its ack was lost; nothing is ever terminated, since that acks everything below.
     pub(crate) fn answers(&mut self, permits: &Permits, ack_all: bool) -> Vec<(Subject, Answer)> {
         if ack_all {
-            let floor = permits.floor();
+            let floor = if fault::is(Fault::AckAllAboveFloor) { u64::MAX } else { permits.floor() };
+            let rejected = permits.rejected().first().filter(|_| fault::is(Fault::TermOnAckAll));
+            if let Some(reply) = rejected.and_then(|id| self.take(*id)) {
+                return vec![(reply, Answer::Term)];
+            }
             let highest = self.waiting.keys().copied().filter(|sequence| *sequence <= floor).max();
             let Some(highest) = highest else { return Vec::new() };
             let reply = self.waiting.remove(&highest).map(|waiting| waiting.reply);

@@ -104,7 +104,10 @@ impl Accident {
                 publish(state, then);
             }
             Self::Drift => state.created += 7 * MS,
-            Self::StepBack(milliseconds) => state.clock -= milliseconds * MS,
+            Self::StepBack(milliseconds) => {
+                state.clock -= milliseconds * MS;
+                state.server.stepped_back = true;
+            }
             Self::Reconnect { down } => state.reconnect(down * MS),
             Self::Publish { count } => publish(state, count),
             Self::LoseAcks(count) => state.server.lose_acks = count,

@@ -397,6 +397,7 @@ impl Archiver {
     }
 
     fn pull(&mut self, until: Duration) -> Result<(), Stop> {
+        self.books.pulls()?;
         let Some(alive) = &mut self.alive else { return Ok(()) };
         let Some(buffer) = &mut alive.buffer else {
             return Err(Broken { law: Law::Stopped, why: "nothing is subscribed to".to_owned() }.into());

@@ -34,6 +34,8 @@ pub(crate) enum Law {
     Floor,
     /// A consumer is not made to begin above a message that is not archived.
     BeginsAbove,
+    /// After a fork nothing is pulled before the consumer was moved.
+    MoveFirst,
     /// No fork is reported of a stream that kept its history.
     ForkWithoutCause,
     /// The number of spans stays within the limit.
@@ -69,6 +71,8 @@ pub(crate) struct Books {
     /// How many cuts of the stream were looked at.
     cuts: usize,
     begun: usize,
+    /// A fork was reported, and no consumer was moved or made since.
+    owes_move: bool,
     floor: u64,
     /// Whether the stream held its first message when the floor was looked at.
     whole: bool,
@@ -93,6 +97,7 @@ impl Books {
             boundaries: BTreeSet::new(),
             cuts: 0,
             begun: 0,
+            owes_move: false,
             floor: 0,
             whole: false,
             forgotten: 0,
@@ -158,10 +163,14 @@ impl Books {
                     && self.world.get(id.sequence).is_some_and(|message| message.published == id.published)
             };
             let below = self.boundaries.iter().rev().find(standing).copied();
+            // A cut narrows the times of a span to those of its witness; where the clock stepped back, that may leave out
+            // anything, which then contradicts the span once more.
+            let below = below.filter(|_| !self.world.state().server.stepped_back);
             self.boundaries.retain(|id| id.sequence <= through);
             self.allow_all_above(below);
             // One claim speaks for what one flush holds, and the cut may lie inside.
-            for id in self.open.clone() {
+            let claims = self.sink.inside().recover != Recover::Unknown;
+            for id in self.open.clone().into_iter().filter(|_| claims) {
                 self.allow(id);
             }
             self.floor = 0;
@@ -183,8 +192,12 @@ impl Books {
             if !permits.acks().is_empty() {
                 return broken(Law::Lost, "acks are permitted beside a fork");
             }
+            self.owes_move = true;
             for id in &fork.orphaned {
                 self.open.remove(id);
+            }
+            if self.world.state().server.stepped_back {
+                self.allow_all_above(None);
             }
             self.floor = 0;
         }
@@ -328,10 +341,16 @@ impl Books {
         Checkpoint::decode(version, &body).ok()
     }
 
+    /// A delivery is about to be taken.
+    pub(crate) fn pulls(&self) -> Result<(), Broken> {
+        if self.owes_move { broken(Law::MoveFirst, "pulled after a fork, before the move") } else { Ok(()) }
+    }
+
     /// Consumers that were made, or reset, since.
     pub(crate) fn begun(&mut self) -> Result<(), Broken> {
         let begun: Vec<u64> = self.world.state().server.begun[self.begun..].to_vec();
         self.begun += begun.len();
+        self.owes_move &= begun.is_empty();
         if self.in_the_dark() {
             return Ok(());
         }

@@ -18,6 +18,7 @@ mod server;
 mod sink;
 mod store;
 mod stream;
+mod teeth;
 
 use std::future::Future;
 use std::pin::{Pin, pin};

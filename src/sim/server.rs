@@ -48,6 +48,8 @@ pub(crate) struct Server {
     pub(crate) cuts: Vec<u64>,
     /// Where consumers were made or reset to begin.
     pub(crate) begun: Vec<u64>,
+    /// Whether the wall clock ever stepped back.
+    pub(crate) stepped_back: bool,
     pub(crate) rng: Rng,
     /// What happened inside calls, for the history.
     pub(crate) told: Vec<String>,
@@ -77,6 +79,7 @@ impl Default for Server {
             forked_unnoticed: 0,
             cuts: Vec::new(),
             begun: Vec::new(),
+            stepped_back: false,
             rng: Rng::new(1),
             told: Vec::new(),
         }

@@ -19,6 +19,7 @@ use super::disk::{Disk, Node};
 use super::frame::{self, BLOCK, HEADER, Header, MAX_BODY, MAX_COUNTER, MAX_LOG2, MIN_LOG2};
 use super::names::Paths;
 use super::{Saved, StoreError, Stored};
+use crate::fault::{self, Fault};
 
 /// A checkpoint file on a disk.
 #[derive(Debug)]
@@ -126,7 +127,7 @@ impl<D: Disk> SlotFile<D> {
                 saved
             }
             State::Saved { file, log2, newest, counter } if needed <= log2 && counter < MAX_COUNTER => {
-                let side = newest.other();
+                let side = if fault::is(Fault::SlotOverwritten) { newest } else { newest.other() };
                 self.write_slot(&file, side, log2, counter + 1, version, body)?;
                 State::Saved { file, log2, newest: side, counter: counter + 1 }
             }
@@ -176,7 +177,10 @@ impl<D: Disk> SlotFile<D> {
         }
         let frame = encode(log2, counter, version, body)?;
         self.disk.write_at(file, side.offset(log2), &frame).map_err(failed("write", path))?;
-        self.disk.sync_data(file).map_err(failed("sync", path))
+        match self.disk.sync_data(file) {
+            Err(_) if fault::is(Fault::FailedSyncIgnored) => Ok(()),
+            synced => synced.map_err(failed("sync", path)),
+        }
     }
 
     /// Puts a new file with the state in both slots in place of the old one.
@@ -203,6 +207,9 @@ impl<D: Disk> SlotFile<D> {
     /// A rename is not durable before its directory is: one function, so that no caller forgets.
     fn rename_durably(&self, from: &Path, to: &Path) -> Result<(), StoreError> {
         self.disk.rename(from, to).map_err(failed("rename", from))?;
+        if fault::is(Fault::RenameNotSynced) {
+            return Ok(());
+        }
         self.disk.sync_dir(&self.paths.dir).map_err(failed("sync", &self.paths.dir))
     }
 
