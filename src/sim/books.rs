@@ -123,7 +123,12 @@ impl Books {
     /// more. A sink that keeps claims gives them back.
     pub(crate) fn died(&mut self) {
         let open = std::mem::take(&mut self.open);
-        if self.sink.inside().recover == Recover::Unknown {
+        let replaced = |id: &RecordId| {
+            self.world.get(id.sequence).is_some_and(|message| message.published != id.published)
+                || self.world.state().last < id.sequence
+        };
+        // A claim speaks for a flush by its newest records; one that was replaced takes what stands beside it along.
+        if self.sink.inside().recover == Recover::Unknown || open.iter().any(replaced) {
             for id in open {
                 self.allow(id);
             }
@@ -247,7 +252,7 @@ impl Books {
         }
         // Where the stream's first message is gone, the floor follows it, and that may come back.
         let whole = self.first_sequence() <= guard.report().origin.max(1);
-        if guard.floor() < self.floor && whole && self.whole {
+        if guard.floor() < self.floor && whole && self.whole && self.forgotten == 0 {
             return broken(Law::Floor, format!("the floor fell from {} to {}", self.floor, guard.floor()));
         }
         // Of a fork that nobody could know of the floor knows nothing either.
