@@ -150,7 +150,8 @@ impl Ledger {
         match before {
             Some(before) if before.sequence == after => Some(Link { after, segment: segment_before }),
             Some(_) => None,
-            None => Some(Link { after, segment: 0 }),
+            // What came later than the session may come of another state of the consumer, which nobody noticed.
+            None => backlog.then_some(Link { after, segment: 0 }),
         }
     }
 
