@@ -44,6 +44,7 @@ pub(crate) enum Fault {
 
 #[cfg(test)]
 impl Fault {
+    /// Those that whole lives find.
     pub(crate) const ALL: &[Self] = &[
         Self::AckBeforeCheckpoint,
         Self::FloorAsHighWater,
@@ -62,12 +63,10 @@ impl Fault {
         Self::ClaimUnverified,
         Self::CutForgetsNewSpans,
         Self::FirstSpanForgotten,
-        Self::WitnessBelowForSkip,
         Self::EmptyTailClosed,
         Self::PreviousWitnessNotRead,
         Self::GoneIsEqual,
         Self::GoneIsUnknown,
-        Self::ForeignTimesIgnored,
         Self::HeldWrittenAgain,
         Self::OldSessionCovered,
         Self::OneWitnessForClaim,
@@ -78,7 +77,6 @@ impl Fault {
         Self::MoveAboveNewest,
         Self::AckAllAboveFloor,
         Self::SlotOverwritten,
-        Self::RenameNotSynced,
         Self::LinkWithoutRecord,
         Self::LeftoverNotFlushed,
         Self::OriginKept,

@@ -38,7 +38,7 @@ pub(crate) enum Stage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Link {
     pub(crate) after: u64,
-    /// The segment of the delivery before. 0 where nothing was delivered before: the consumer is known to begin there.
+    /// The segment of the delivery before.
     pub(crate) segment: u32,
 }
 
@@ -147,12 +147,9 @@ impl Ledger {
             self.segment += 1;
         }
         let after = follows.filter(|after| *after < id.sequence)?;
-        match before {
-            Some(before) if before.sequence == after => Some(Link { after, segment: segment_before }),
-            Some(_) => None,
-            // What came later than the session may come of another state of the consumer, which nobody noticed.
-            None => backlog.then_some(Link { after, segment: 0 }),
-        }
+        // Where nothing was delivered before, somebody may have moved the consumer since it was asked where it begins: the
+        // stream is asked instead.
+        before.filter(|before| before.sequence == after).map(|_| Link { after, segment: segment_before })
     }
 
     /// A delivery that is archived: to be acked after the next flush.

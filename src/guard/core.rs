@@ -270,7 +270,6 @@ impl Core {
             .filter(|entry| {
                 entry.link.is_some_and(|link| {
                     link.segment == entry.segment
-                        || link.segment == 0
                         || seen(link.segment, link.after)
                         || coverage.find(link.after).is_some_and(|span| stands.equal.contains(&span.last))
                 })

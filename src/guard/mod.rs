@@ -137,8 +137,8 @@ impl<S: Sink> Guard<S> {
 
     /// Offers a delivery. `follows` is the driver's knowledge that nothing of the source lies between the stream sequence
     /// it names and this delivery: the delivery before, if both are first deliveries with consecutive consumer sequences in
-    /// one session and rising stream sequence, or one below the start of a consumer that is known to begin there. `None`
-    /// where nothing is known; never with a deliver policy of `last_per_subject`.
+    /// one session and rising stream sequence. `None` where nothing is known; never with a deliver policy of
+    /// `last_per_subject`. The first delivery of a session follows nothing: where a consumer begins, the stream is asked.
     ///
     /// # Errors
     ///

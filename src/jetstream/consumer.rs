@@ -68,7 +68,7 @@ impl Consumer {
     /// create nor delete this one, or where deleting it first would lose messages.
     #[must_use]
     pub fn other(&self) -> Self {
-        let name = match self.name.strip_suffix(SUFFIX) {
+        let name = match self.name.strip_suffix(SUFFIX).filter(|name| !name.is_empty()) {
             Some(name) => name.to_owned(),
             None => format!("{}{SUFFIX}", self.name),
         };

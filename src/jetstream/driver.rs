@@ -106,6 +106,8 @@ pub struct Driver<S> {
     pub(super) context: Context,
     pub(super) source: Source,
     pub(super) consumer: Consumer,
+    /// The one it took over from, until that is deleted.
+    pub(super) leftover: Option<Consumer>,
     pub(super) observer: StreamObserver,
     pub(super) config: Config,
     pub(super) flush: FlushEvery,
@@ -204,6 +206,7 @@ impl<S: Sink + 'static> Driver<S> {
         Ok(Self {
             context,
             consumer,
+            leftover: None,
             observer,
             config,
             flush: builder.flush,

@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use crate::sink::Reason;
 
+/// How long a sink that kept records back is left alone at least, however short the age.
+const LEFT_ALONE: Duration = Duration::from_millis(100);
+
 /// When to flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
@@ -41,12 +44,23 @@ impl Pace {
         }
     }
 
+    /// A session begins. What the sink holds keeps its count and its age, or a connection that never lasts as long as a
+    /// flush may wait would never see one.
+    pub(crate) fn resumed(&mut self, window: Option<u64>, held: bool, now: Duration) {
+        let limits = Limits { window, ..self.limits };
+        *self = if held {
+            Self { limits, since: self.since.or(Some(now)), left: true, ..*self }
+        } else {
+            Self::new(limits)
+        };
+    }
+
     /// The sink was full before the session began.
     pub(crate) const fn full(&mut self) {
         self.full = true;
     }
 
-    /// A flush was made, or a session begins. `left`: the sink still holds records; `waiting`: deliveries still wait for an
+    /// A flush was made. `left`: the sink still holds records; `waiting`: deliveries still wait for an
     /// ack. Their age begins anew.
     pub(crate) fn flushed(&mut self, left: bool, waiting: bool, now: Duration) {
         *self = Self { since: (left || waiting).then_some(now), left, ..Self::new(self.limits) };
@@ -54,17 +68,21 @@ impl Pace {
 
     /// Whether a flush is due, and which, with this many deliveries waiting for an ack.
     pub(crate) fn due(&self, waiting: u64, now: Duration) -> Option<Reason> {
-        let Limits { count, bytes, age, window } = self.limits;
+        let Limits { count, bytes, window, .. } = self.limits;
         if window.is_some_and(|window| waiting >= window) && (self.count > 0 || self.left) {
             return Some(Reason::Everything);
         }
-        let old = self.since.is_some_and(|since| now.saturating_sub(since) >= age);
+        let old = self.since.is_some_and(|since| now.saturating_sub(since) >= self.age());
         (self.full || self.count >= count || self.bytes >= bytes || old).then_some(Reason::Due)
     }
 
     /// When the oldest delivery is old enough for a flush.
     pub(crate) fn deadline(&self) -> Option<Duration> {
-        self.since.map(|since| since.saturating_add(self.limits.age))
+        self.since.map(|since| since.saturating_add(self.age()))
+    }
+
+    fn age(&self) -> Duration {
+        if self.left { self.limits.age.max(LEFT_ALONE) } else { self.limits.age }
     }
 }
 
@@ -160,6 +178,29 @@ mod tests {
             Some(Reason::Everything),
             "the server sends nothing more until something is acked"
         );
+    }
+
+    #[test]
+    fn what_the_sink_kept_open_is_not_asked_for_in_a_tight_loop() {
+        let mut pace = Pace::new(Limits { age: Duration::ZERO, ..limits(None) });
+        pace.offered(1, false, SECOND);
+        assert_eq!(pace.due(1, SECOND), Some(Reason::Due));
+        pace.flushed(true, false, SECOND);
+        assert_eq!(pace.due(1, SECOND), None, "the driver never came to pull");
+        assert_eq!(pace.deadline(), Some(SECOND + LEFT_ALONE));
+        assert_eq!(pace.due(1, SECOND + LEFT_ALONE), Some(Reason::Due));
+    }
+
+    #[test]
+    fn records_with_the_sink_grow_older_over_sessions() {
+        let mut pace = Pace::new(limits(None));
+        pace.offered(60, false, SECOND);
+        pace.resumed(Some(9), true, SECOND * 4);
+        assert_eq!((pace.due(0, SECOND * 5), pace.due(0, SECOND * 6)), (None, Some(Reason::Due)));
+        pace.offered(40, false, SECOND * 5);
+        assert_eq!(pace.due(0, SECOND * 5), Some(Reason::Due), "bytes of both sessions");
+        pace.resumed(Some(9), false, SECOND * 5);
+        assert_eq!((pace.due(0, SECOND * 60), pace.deadline()), (None, None), "orphaned, or only skipped");
     }
 
     #[test]

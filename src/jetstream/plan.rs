@@ -100,7 +100,6 @@ struct Running {
     created: i64,
     filters: Vec<String>,
     chain: Chain,
-    pace: Pace,
     ack_all: bool,
     /// What a flush permitted and was not sent yet.
     answers: Vec<(Subject, Answer)>,
@@ -158,6 +157,8 @@ struct Carried {
 #[derive(Debug)]
 pub(crate) struct Plan {
     flush: Limits,
+    /// Over sessions: records stay with the sink when one ends.
+    pace: Pace,
     mark: String,
     phase: Phase,
     /// The deliveries of the session at hand.
@@ -209,6 +210,7 @@ impl Plan {
     ) -> Self {
         Self {
             flush,
+            pace: Pace::new(flush),
             mark,
             phase: Phase::Between,
             window: Window::default(),
@@ -306,7 +308,7 @@ impl Plan {
                     return Action::Flush(Reason::Everything);
                 }
                 running.blocked = running.blocked.filter(|until| now < *until);
-                let due = running.pace.due(self.window.len() as u64, now);
+                let due = self.pace.due(self.window.len() as u64, now);
                 if let (None, Some(reason)) = (running.blocked, due) {
                     return Action::Flush(reason);
                 }
@@ -328,7 +330,7 @@ impl Plan {
                 let wake = running.next_round.min(running.next_check);
                 match running.blocked {
                     Some(until) => Action::Wait(wake.min(until)),
-                    None => Action::Pull(running.pace.deadline().map_or(wake, |age| wake.min(age))),
+                    None => Action::Pull(self.pace.deadline().map_or(wake, |age| wake.min(age))),
                 }
             }
         }
@@ -445,18 +447,16 @@ impl Plan {
             let window = u64::try_from(config.max_ack_pending).ok().filter(|window| *window > 0);
             // Twice within an ack deadline, with time for the way to the server.
             let round = (position.ack_deadline() / 4).max(LEAST_ROUND);
-            let mut pace = Pace::new(Limits { window, ..self.flush });
             // They may be held: durable, and only to be verified.
-            pace.flushed(self.carried.pending, false, now);
+            self.pace.resumed(window, self.carried.pending, now);
             if self.carried.full {
-                pace.full();
+                self.pace.full();
             }
             let running = Running {
                 connection: *connection,
                 created: position.created,
                 filters: position.filters(),
                 chain: Chain::new(!matches!(config.deliver_policy, DeliverPolicy::LastPerSubject), *start),
-                pace,
                 ack_all: matches!(config.ack_policy, AckPolicy::All),
                 answers: Vec::new(),
                 last: false,
@@ -515,9 +515,7 @@ impl Plan {
 
     /// The message was offered to the guard.
     pub(crate) fn offered(&mut self, bytes: u64, full: bool, now: Duration) {
-        if let Phase::Running(running) = &mut self.phase {
-            running.pace.offered(bytes, full, now);
-        }
+        self.pace.offered(bytes, full, now);
     }
 
     /// The guard flushed.
@@ -546,7 +544,7 @@ impl Plan {
         running.answers = self.window.answers(permits, running.ack_all);
         // What a sink left for later, or waits for its ack, needs another flush, also if nothing comes any more.
         let forgotten = fault::is(Fault::LeftoverNotFlushed);
-        running.pace.flushed(permits.pending() > 0 && !forgotten, self.window.len() > 0 && !forgotten, now);
+        self.pace.flushed(permits.pending() > 0 && !forgotten, self.window.len() > 0 && !forgotten, now);
         running.last = self.stop;
         self.answered();
     }

@@ -18,7 +18,7 @@ use super::plan::{Action, Connection, Note, Plan, Taken};
 use super::pull::{Batch, Pull};
 use super::session::SessionEnd;
 use super::settings::Expected;
-use super::switch::take_over;
+use super::switch::{remove_leftover, take_over};
 use crate::error::GuardError;
 use crate::events;
 use crate::guard::Offer;
@@ -153,7 +153,8 @@ impl<S: Sink + 'static> Driver<S> {
                 }
             }
             Action::Switch(to) => {
-                let switched = take_over(&mut self.guard, &mut self.consumer, &mut self.config, to, &mark).await?;
+                let (consumer, leftover) = (&mut self.consumer, &mut self.leftover);
+                let switched = take_over(&mut self.guard, consumer, leftover, &mut self.config, to, &mark).await?;
                 if let Some(to) = run.passes("switch", switched)? {
                     events::consumer_switched(&self.source, self.consumer.name(), to);
                     self.guard.moved();
@@ -165,6 +166,7 @@ impl<S: Sink + 'static> Driver<S> {
                 run.plan.looked(&placement, run.now());
             }
             Action::Subscribe => {
+                remove_leftover(&mut self.leftover, self.consumer.name(), &mark).await;
                 let batch = Batch {
                     messages: usize::try_from(self.flush.count.clamp(1, BATCH)).unwrap_or(1),
                     bytes: usize::try_from(self.flush.bytes.max(BATCH_BYTES)).unwrap_or(usize::MAX),

@@ -9,11 +9,12 @@ use crate::guard::Guard;
 use crate::sink::Sink;
 
 /// Lets the consumer of the other name take over, to begin at `to`; says where it begins. The new consumer is made before
-/// the old one is deleted, so that an interest stream keeps what is not acked; the checkpoint says which name counts before
-/// anything is made.
+/// the old one, the leftover, is deleted, so that an interest stream keeps what is not acked; the checkpoint says which name
+/// counts before anything is made.
 pub(crate) async fn take_over<S: Sink>(
     guard: &mut Guard<S>,
     consumer: &mut Consumer,
+    leftover: &mut Option<Consumer>,
     config: &mut Config,
     to: u64,
     mark: &str,
@@ -23,12 +24,24 @@ pub(crate) async fn take_over<S: Sink>(
         return Ok(Err(error));
     }
     guard.use_consumer(other.name()).await?;
-    let old = std::mem::replace(consumer, other);
-    match consumer.create(config, to, mark).await {
-        Ok(made) => {
-            *config = made.position.config;
-            Ok(old.remove(mark).await.map(|_| made.to))
-        }
-        Err(error) => Ok(Err(error)),
+    let made = match other.create(config, to, mark).await {
+        Ok(made) => made,
+        // Tried again, and not with the name that cannot be made.
+        Err(error) => return Ok(Err(error)),
+    };
+    *leftover = Some(std::mem::replace(consumer, other));
+    *config = made.position.config;
+    remove_leftover(leftover, consumer.name(), mark).await;
+    Ok(Ok(made.to))
+}
+
+/// Deletes the consumer that another took over from, sooner or later: it keeps messages of an interest stream.
+pub(crate) async fn remove_leftover(leftover: &mut Option<Consumer>, in_use: &str, mark: &str) {
+    if let Some(old) = leftover.as_ref().filter(|old| old.name() != in_use)
+        && let Err(error) = old.remove(mark).await
+    {
+        tracing::debug!(consumer = old.name(), %error, "not deleted yet");
+        return;
     }
+    *leftover = None;
 }

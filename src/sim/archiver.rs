@@ -64,6 +64,7 @@ pub(crate) struct Archiver {
     pub(crate) budget: Option<u32>,
     pub(crate) source: Source,
     consumer: Consumer,
+    leftover: Option<Consumer>,
     pub(crate) flush: FlushEvery,
     pub(crate) config: Config,
     pub(crate) max_spans: usize,
@@ -95,6 +96,7 @@ impl Archiver {
             budget: None,
             source: source.clone(),
             consumer: Consumer::simulated(world, source, "archiver"),
+            leftover: None,
             flush,
             config,
             max_spans: 10_000,
@@ -288,7 +290,8 @@ impl Archiver {
             Action::Switch(to) => {
                 let mark = self.mark();
                 let Some(alive) = &mut self.alive else { return Ok(()) };
-                let call = take_over(&mut alive.guard, &mut self.consumer, &mut alive.config, to, &mark);
+                let (consumer, leftover) = (&mut self.consumer, &mut self.leftover);
+                let call = take_over(&mut alive.guard, consumer, leftover, &mut alive.config, to, &mark);
                 let switched = match poll(&self.world, &mut self.budget, None, call).ok_or_else(|| self.killed())? {
                     Ok(switched) => switched,
                     Err(error) => return Err(self.failed(error.into())),
@@ -462,6 +465,8 @@ impl Archiver {
 /// Sends answers as the driver does. What is sent while the connection is down the client holds back.
 fn send(world: &World, plan: &Plan, answers: Vec<(Subject, Answer)>) {
     for (reply, answer) in answers {
+        // The client takes each one in its own time.
+        world.state().tick();
         if !plan.is_current(world.connection()) {
             break;
         }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::sink::Disk;
+use super::stream::Message;
 use super::{Recover, World};
 use crate::checkpoint::Checkpoint;
 use crate::coverage::Coverage;
@@ -106,8 +107,8 @@ impl Books {
         }
     }
 
-    fn held(&self, record: &Record) -> bool {
-        self.theirs.contains(&record.id()) || self.sink.holds(record)
+    fn held(&self, id: RecordId, message: &Message) -> bool {
+        self.theirs.contains(&id) || self.sink.has(id, message.payload.as_bytes())
     }
 
     fn allow(&mut self, id: RecordId) {
@@ -276,15 +277,21 @@ impl Books {
         if self.in_the_dark() {
             return Ok(());
         }
-        for record in self.world.all(self.prefix()) {
-            if let Some(span) = coverage.find(record.sequence)
-                && !self.held(&record)
-                && !self.beyond_knowing(coverage, record.id())
-            {
-                return broken(Law::Claim, format!("{whose} {span:?} holds {}, the sink does not", record.id()));
+        let missing = |id: RecordId, message: &Message| coverage.find(id.sequence).is_some() && !self.held(id, message);
+        let Some(id) = self.missing(Some(coverage), missing) else { return Ok(()) };
+        broken(Law::Claim, format!("{whose} {:?} holds {id}, the sink does not", coverage.find(id.sequence)))
+    }
+
+    /// The first message of the source for which this holds, but for the known limit.
+    fn missing(&self, coverage: Option<&Coverage>, wanted: impl Fn(RecordId, &Message) -> bool) -> Option<RecordId> {
+        let mut found = Vec::new();
+        self.world.find(self.prefix(), |id, message| {
+            if wanted(id, message) {
+                found.push(id);
             }
-        }
-        Ok(())
+            false
+        });
+        found.into_iter().find(|id| !coverage.is_some_and(|coverage| self.beyond_knowing(coverage, *id)))
     }
 
     /// The known limit: where the newest record of a span is gone, its times speak for it, and a clock that was set back
@@ -327,7 +334,7 @@ impl Books {
                 if id.sequence == ack.meant.sequence && id != ack.meant && !blind {
                     return broken(Law::AckOfAnotherLife, format!("{} reached {id}", ack.meant));
                 }
-                if self.held(&message.record(id.sequence)) {
+                if self.held(id, &message) {
                     continue;
                 }
                 let limit = durable.as_ref().is_some_and(|known| self.beyond_knowing(&known.coverage, id));
@@ -360,14 +367,13 @@ impl Books {
             return Ok(());
         }
         for start in begun {
-            for record in self.world.all(self.prefix()).into_iter().take_while(|record| record.sequence < start) {
-                let durable = self.durable();
-                let limit = durable.is_some_and(|known| self.beyond_knowing(&known.coverage, record.id()));
-                // One that is with the sink is looked for again when that is gone.
-                if !self.held(&record) && !limit && !self.open.contains(&record.id()) {
-                    let why = format!("the consumer begins at {start}, {} is not archived", record.id());
-                    return broken(Law::BeginsAbove, why);
-                }
+            // One that is with the sink is looked for again when that is gone.
+            let passed = |id: RecordId, message: &Message| {
+                id.sequence < start && !self.held(id, message) && !self.open.contains(&id)
+            };
+            let durable = self.durable();
+            if let Some(id) = self.missing(durable.as_ref().map(|known| &known.coverage), passed) {
+                return broken(Law::BeginsAbove, format!("the consumer begins at {start}, {id} is not archived"));
             }
         }
         Ok(())
@@ -376,13 +382,14 @@ impl Books {
     /// Every message of the source that the stream holds is in the sink.
     pub(crate) fn complete(&self) -> Result<(), Broken> {
         self.twice()?;
-        let durable = self.durable();
-        for record in self.world.all(self.prefix()) {
-            let limit = durable.as_ref().is_some_and(|known| self.beyond_knowing(&known.coverage, record.id()));
-            if !self.held(&record) && !limit {
-                return broken(Law::Lost, format!("{} was never archived", record.id()));
-            }
+        let lost = |id: RecordId, message: &Message| !self.held(id, message);
+        if self.world.find(self.prefix(), lost).is_none() {
+            return Ok(());
         }
-        Ok(())
+        let durable = self.durable();
+        match self.missing(durable.as_ref().map(|known| &known.coverage), lost) {
+            Some(id) => broken(Law::Lost, format!("{id} was never archived")),
+            None => Ok(()),
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! A guard over a small world: one accident each, and what must come of it.
 
 mod checkpoints;
-mod forks;
+pub(super) mod forks;
 mod sinks;
 
 use crate::{Offer, Origin, Reason, Record, Trust};
@@ -430,7 +430,7 @@ fn a_clock_that_steps_back_deceives_only_where_the_witness_is_gone_as_well() {
 }
 
 #[test]
-fn a_record_that_stands_inside_a_span_and_is_none_of_it_cuts_the_span() {
+pub(super) fn a_record_that_stands_inside_a_span_and_is_none_of_it_cuts_the_span() {
     let world = World::new();
     world.publish(3);
     // The clock was wrong for one message, so it lies outside the times of what is adopted.

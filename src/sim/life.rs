@@ -93,7 +93,8 @@ impl Life {
             per_subject: (removals && rng.one_in(5)).then(|| 1 + usize::try_from(rng.below(3)).unwrap()),
             filtered: rng.one_in(3),
             removals,
-            steps_back: rng.one_in(3),
+            // Together with messages that go, a clock that steps back is beyond what is promised; a test of its own says so.
+            steps_back: rng.one_in(2) && !removals && !work_queue,
             recover: pick(rng, &[Recover::Unknown, Recover::Unknown, Recover::AtLeast, Recover::Exactly(1)]),
             partial: rng.one_in(4),
             full_at: rng.one_in(5).then(|| 1 + usize::try_from(rng.below(6)).unwrap()),

@@ -214,6 +214,13 @@ impl World {
         ours.map(|(at, message)| message.record(*at)).collect()
     }
 
+    /// The first message of the source for which this holds.
+    pub(crate) fn find(&self, prefix: &str, mut wanted: impl FnMut(RecordId, &Message) -> bool) -> Option<RecordId> {
+        let state = self.state();
+        let mut ours = state.messages.iter().filter(|(_, message)| message.subject.starts_with(prefix));
+        ours.find(|(at, message)| wanted(message.id(**at), message)).map(|(at, message)| message.id(*at))
+    }
+
     pub(crate) fn last(&self) -> u64 {
         self.state().last
     }

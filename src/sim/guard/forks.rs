@@ -301,7 +301,7 @@ fn a_claim_never_joins_two_lives() {
 }
 
 #[test]
-fn a_skip_is_verified_at_its_own_span() {
+pub(in crate::sim) fn a_skip_is_verified_at_its_own_span() {
     // A work queue, where the newest witness is gone by nature, and a clock that steps back into the times of the span.
     let world = World::new();
     world.state().work_queue = true;

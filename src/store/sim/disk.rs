@@ -262,16 +262,28 @@ impl SimDisk {
 
     /// The disk as it would be if the power went now and nothing came through that was not synced.
     pub(crate) fn durable(&self) -> Self {
-        let mut world = self.world().clone();
-        world.pending.clear();
-        world.live = world.durable.clone();
-        world.locked.clear();
-        (world.fault, world.dead) = (None, false);
-        for inode in &mut world.inodes {
-            inode.pending.clear();
-            inode.live = inode.durable.clone();
+        let world = self.world();
+        let image = |inode: &Inode| Inode { live: inode.durable.clone(), ..Inode::default() };
+        let mut inodes: Vec<Inode> = Vec::new();
+        inodes.resize_with(world.inodes.len(), Inode::default);
+        for entry in world.durable.values() {
+            if let Entry::File(inode) = entry {
+                inodes[*inode] = image(&world.inodes[*inode]);
+            }
         }
-        Self(Arc::new(Mutex::new(world)))
+        let copy = World {
+            rng: world.rng.clone(),
+            inodes,
+            live: world.durable.clone(),
+            durable: world.durable.clone(),
+            pending: Vec::new(),
+            locked: BTreeMap::new(),
+            fault: None,
+            dead: false,
+            bad_byte: None,
+            operations: 0,
+        };
+        Self(Arc::new(Mutex::new(copy)))
     }
 
     /// A byte of every file turns bad: neither slot can be read.

@@ -5,6 +5,7 @@
 mod example;
 
 mod acks;
+mod breakage;
 mod checkpoint;
 mod connection;
 mod disposable;
