@@ -139,12 +139,12 @@ impl Ledger {
         let before = self.before.replace(id);
         let segment_before = self.segment;
         let backlog = id.sequence <= self.backlog.last && id.published <= self.backlog.published;
-        if let Some(before) = before
-            && !backlog
-            && !fault::is(Fault::SeamsIgnored)
-            && (id.published < before.published || id.published.saturating_sub(before.published) >= SEAM)
-        {
-            self.segment += 1;
+        if let Some(before) = before {
+            let falls = id.published < before.published;
+            let rises = id.published.saturating_sub(before.published) >= SEAM;
+            // A backlog has no forks in it. Where its times fall on the way up, the clock stepped back, and it may be none.
+            let seam = if backlog { falls && id.sequence > before.sequence } else { falls || rises };
+            self.segment += u32::from(seam && !fault::is(Fault::SeamsIgnored));
         }
         let after = follows.filter(|after| *after < id.sequence)?;
         // Where nothing was delivered before, somebody may have moved the consumer since it was asked where it begins: the

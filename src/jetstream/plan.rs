@@ -376,7 +376,12 @@ impl Plan {
             }
             (Phase::Running(running), Some(position)) => {
                 running.checking = false;
-                running.position = Some(place(&position));
+                running.position = Some(if position.ack_pending <= self.window.len() as u64 {
+                    // All that the server waits for is in our hands: it delivers nothing else at or below its position.
+                    ConsumerPosition::new(position.delivered, position.delivered)
+                } else {
+                    place(&position)
+                });
             }
             (Phase::Running(_), None) => self.end(&SessionEnd::Server("the consumer is gone".to_owned()), now),
             (Phase::Between | Phase::WoundUp, _) => {}
