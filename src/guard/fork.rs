@@ -73,6 +73,9 @@ impl Core {
             // Nothing of the stream in which archiving began stands, so the place where it did means nothing in this one. A
             // record that is pending may have come from this one.
             self.origin = 1;
+        } else if let Some(equal) = cut.equal.filter(|_| cut.changed) {
+            // What stands above it may be of this life only.
+            self.origin = self.origin.min(equal.sequence().saturating_add(1));
         }
         let against = cut.against.or(against);
         self.ledger.coverage = cut.coverage;

@@ -45,6 +45,9 @@ pub(super) async fn verify_checkpoint(core: &mut Core) -> Result<(Trust, bool), 
     let origin_lost = !stands && !fault::is(Fault::OriginKept) && ((cut.changed && (!empty || marked)) || unsure);
     if origin_lost {
         core.origin = 1;
+    } else if let Some(equal) = cut.equal.filter(|_| cut.changed) {
+        // What stands above it may be of this life only.
+        core.origin = core.origin.min(equal.sequence().saturating_add(1));
     }
     if drifted && stands && !cut.changed {
         events::created_drifted(&core.source, core.created, core.view.created);

@@ -1,6 +1,6 @@
 //! What can go wrong with a server and its stream.
 
-use super::held::{Held, Kept};
+use super::held::Kept;
 use super::stream::State;
 use super::{MS, Rng};
 
@@ -42,7 +42,7 @@ pub(crate) enum Accident {
     /// So many requests go unanswered.
     Silent(u32),
     RefuseResets(u32),
-    /// The state file of the consumer is written, and will be what a power cut leaves.
+    /// The disk has all of the consumer: what a power cut leaves is at least this old.
     WriteState,
     /// Somebody deletes the consumer.
     DeleteConsumer,
@@ -64,6 +64,7 @@ impl Accident {
                 for _ in 0..back {
                     if let Some((at, message)) = state.server.removed.pop().filter(|(at, _)| *at <= through) {
                         state.messages.insert(at, message);
+                        state.server.brought_back = true;
                     }
                 }
                 state.server.removed.clear();
@@ -114,9 +115,7 @@ impl Accident {
             Self::LoseDeliveries(count) => state.server.lose_deliveries = count,
             Self::Silent(count) => state.silent = count,
             Self::RefuseResets(count) => state.server.refuse_resets = count,
-            Self::WriteState => {
-                state.server.snapshot = state.server.held.as_ref().map(|held: &Held| held.progress.clone())
-            }
+            Self::WriteState => state.server.snapshot.clone_from(&state.server.held),
             Self::DeleteConsumer => (state.server.held, state.server.left) = (None, None),
         }
     }

@@ -108,7 +108,7 @@ impl State {
                     return refused(400, code::CONSUMER_INVALID_RESET);
                 }
                 held.reset(to);
-                self.server.begun.push(to);
+                self.server.begun.push((to, self.server.stamp));
                 Some(self.consumer_info())
             }
             _ => None,
@@ -139,7 +139,7 @@ impl State {
         let held = Held::made(config, self);
         self.server.left = None;
         self.server.held = Some(held);
-        self.server.begun.push(start);
+        self.server.begun.push((start, self.server.stamp));
         Some(self.consumer_info())
     }
 

@@ -174,7 +174,7 @@ impl Archiver {
             self.world.pass(100 * MS);
             return Ok(());
         }
-        self.books.asks();
+        self.books.asks()?;
         let sink = self.sink.sink(&self.world);
         let (disk, observer) = (self.disk.clone(), self.observer());
         let mut store: StoreFactory = Box::new(move |source| Box::new(SimStore::new(&disk, source)));
@@ -365,7 +365,7 @@ impl Archiver {
         &mut self,
         call: impl FnOnce(&mut Guard<TestSink>) -> futures_util::future::LocalBoxFuture<'_, Result<T, GuardError>>,
     ) -> Result<T, Stop> {
-        self.books.asks();
+        self.books.asks()?;
         let Some(alive) = &mut self.alive else { return Err(Stop::Died("nobody".to_owned())) };
         let outcome = poll(&self.world, &mut self.budget, Some(&mut alive.plan), call(&mut alive.guard));
         match outcome.ok_or_else(|| self.killed())? {

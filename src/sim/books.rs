@@ -65,8 +65,8 @@ pub(crate) struct Books {
     allowed: BTreeMap<RecordId, usize>,
     /// What was there before archiving began, and is not ours.
     pub(crate) theirs: BTreeSet<RecordId>,
-    /// Messages that an ack removed although they were not archived, within the known limit.
-    excused: u64,
+    /// Messages that are taken for archived and are not, within the known limits.
+    excused: BTreeSet<RecordId>,
     /// The newest record of each flush.
     boundaries: BTreeSet<RecordId>,
     /// How many cuts of the stream were looked at.
@@ -94,7 +94,7 @@ impl Books {
             open: BTreeSet::new(),
             allowed: BTreeMap::new(),
             theirs: BTreeSet::new(),
-            excused: 0,
+            excused: BTreeSet::new(),
             boundaries: BTreeSet::new(),
             cuts: 0,
             begun: 0,
@@ -118,6 +118,10 @@ impl Books {
     /// A record goes to the sink.
     pub(crate) fn written(&mut self, id: RecordId) {
         self.open.insert(id);
+        // A claim that speaks for records of two lives falls as a whole.
+        if self.in_the_dark() && self.sink.inside().recover != Recover::Unknown {
+            self.allow(id);
+        }
     }
 
     /// The process ended. A plain sink may hold what its last flush made durable without a checkpoint: it may come once
@@ -184,15 +188,19 @@ impl Books {
     }
 
     /// A flush, a session start or a look begins.
-    pub(crate) fn asks(&mut self) {
+    pub(crate) fn asks(&mut self) -> Result<(), Broken> {
+        // As long as nothing is known of what is asked now.
+        self.begun()?;
         self.flush = self.world.state().stamp();
+        Ok(())
     }
 
     /// What a call of the guard said.
     pub(crate) fn said<S>(&mut self, guard: &Guard<S>, permits: &Permits) -> Result<(), Broken> {
         self.observe();
         if let Some(fork) = permits.fork() {
-            if self.cuts == 0 {
+            // What others acked, or we before the checkpoint was lost, may come back where acks are not synced.
+            if self.cuts == 0 && !self.world.state().server.brought_back {
                 return broken(Law::ForkWithoutCause, format!("{fork:?}"));
             }
             if !permits.acks().is_empty() {
@@ -200,7 +208,9 @@ impl Books {
             }
             self.owes_move = true;
             for id in &fork.orphaned {
+                // It stays in the sink, and comes again if a backup brings its message back.
                 self.open.remove(id);
+                self.allow(*id);
             }
             if self.world.state().server.stepped_back {
                 self.allow_all_above(None);
@@ -221,7 +231,7 @@ impl Books {
         let distrusted = matches!(guard.report().trust, Trust::Through(_) | Trust::Nothing);
         // Where nothing was archived and no message tells which stream archiving began in, its creation time does.
         let unsure = guard.report().created.is_some() && self.boundaries.is_empty();
-        if distrusted && self.cuts == 0 && !unsure {
+        if distrusted && self.cuts == 0 && !unsure && !self.world.state().server.brought_back {
             return broken(Law::ForkWithoutCause, format!("{:?}", guard.report()));
         }
         self.verified = self.flush;
@@ -230,6 +240,11 @@ impl Books {
             // Archiving begins where the consumer stands, which is somebody's word.
             let all = self.world.all(self.prefix());
             self.theirs.extend(all.iter().map(Record::id).filter(|id| id.sequence < origin));
+        }
+        let claims = self.sink.inside().recover != Recover::Unknown;
+        if self.cuts > 0 && claims && self.world.state().server.stepped_back {
+            // Claims that share sequences are told apart by their times.
+            self.allow_all_above(None);
         }
         if matches!(self.sink.inside().recover, Recover::Exactly(_)) {
             // What it does not name itself is forgotten, witnesses too.
@@ -253,7 +268,8 @@ impl Books {
         }
         // Where the stream's first message is gone, the floor follows it, and that may come back.
         let whole = self.first_sequence() <= guard.report().origin.max(1);
-        if guard.floor() < self.floor && whole && self.whole && self.forgotten == 0 {
+        let brings_back = self.world.state().work_queue;
+        if guard.floor() < self.floor && whole && self.whole && !brings_back && self.forgotten == 0 {
             return broken(Law::Floor, format!("the floor fell from {} to {}", self.floor, guard.floor()));
         }
         // Of a fork that nobody could know of the floor knows nothing either.
@@ -273,25 +289,37 @@ impl Books {
         self.world.state().server.forked > self.verified
     }
 
-    fn claims(&self, coverage: &Coverage, whose: &str) -> Result<(), Broken> {
+    fn claims(&mut self, coverage: &Coverage, whose: &str) -> Result<(), Broken> {
         if self.in_the_dark() {
             return Ok(());
         }
-        let missing = |id: RecordId, message: &Message| coverage.find(id.sequence).is_some() && !self.held(id, message);
-        let Some(id) = self.missing(Some(coverage), missing) else { return Ok(()) };
+        let missing = self.missing(Some(coverage), |books, id, message| {
+            coverage.find(id.sequence).is_some() && !books.held(id, message)
+        });
+        let Some(id) = missing else { return Ok(()) };
         broken(Law::Claim, format!("{whose} {:?} holds {id}, the sink does not", coverage.find(id.sequence)))
     }
 
     /// The first message of the source for which this holds, but for the known limit.
-    fn missing(&self, coverage: Option<&Coverage>, wanted: impl Fn(RecordId, &Message) -> bool) -> Option<RecordId> {
+    fn missing(
+        &mut self,
+        coverage: Option<&Coverage>,
+        wanted: impl Fn(&Self, RecordId, &Message) -> bool,
+    ) -> Option<RecordId> {
         let mut found = Vec::new();
         self.world.find(self.prefix(), |id, message| {
-            if wanted(id, message) {
+            if wanted(self, id, message) {
                 found.push(id);
             }
             false
         });
-        found.into_iter().find(|id| !coverage.is_some_and(|coverage| self.beyond_knowing(coverage, *id)))
+        for id in found.into_iter().filter(|id| !self.excused.contains(id)).collect::<Vec<_>>() {
+            if !coverage.is_some_and(|coverage| self.beyond_knowing(coverage, id)) {
+                return Some(id);
+            }
+            self.excused.insert(id);
+        }
+        None
     }
 
     /// The known limit: where the newest record of a span is gone, its times speak for it, and a clock that was set back
@@ -338,10 +366,10 @@ impl Books {
                     continue;
                 }
                 let limit = durable.as_ref().is_some_and(|known| self.beyond_knowing(&known.coverage, id));
-                if !blind && !limit {
+                if !blind && !limit && !self.excused.contains(&id) {
                     return broken(Law::Lost, format!("{id} is acked by {} and not durable", ack.meant));
                 }
-                self.excused += 1;
+                self.excused.insert(id);
             }
         }
         Ok(())
@@ -360,16 +388,17 @@ impl Books {
 
     /// Consumers that were made, or reset, since.
     pub(crate) fn begun(&mut self) -> Result<(), Broken> {
-        let begun: Vec<u64> = self.world.state().server.begun[self.begun..].to_vec();
+        let begun: Vec<(u64, u64)> = self.world.state().server.begun[self.begun..].to_vec();
         self.begun += begun.len();
         self.owes_move &= begun.is_empty();
         if self.in_the_dark() {
             return Ok(());
         }
-        for start in begun {
+        let forked = self.world.state().server.forked;
+        for (start, _) in begun.into_iter().filter(|(_, stamp)| *stamp > forked) {
             // One that is with the sink is looked for again when that is gone.
-            let passed = |id: RecordId, message: &Message| {
-                id.sequence < start && !self.held(id, message) && !self.open.contains(&id)
+            let passed = |books: &Self, id: RecordId, message: &Message| {
+                id.sequence < start && !books.held(id, message) && !books.open.contains(&id)
             };
             let durable = self.durable();
             if let Some(id) = self.missing(durable.as_ref().map(|known| &known.coverage), passed) {
@@ -380,13 +409,13 @@ impl Books {
     }
 
     /// Every message of the source that the stream holds is in the sink.
-    pub(crate) fn complete(&self) -> Result<(), Broken> {
+    pub(crate) fn complete(&mut self) -> Result<(), Broken> {
         self.twice()?;
-        let lost = |id: RecordId, message: &Message| !self.held(id, message);
-        if self.world.find(self.prefix(), lost).is_none() {
+        if self.world.find(self.prefix(), |id, message| !self.held(id, message)).is_none() {
             return Ok(());
         }
         let durable = self.durable();
+        let lost = |books: &Self, id: RecordId, message: &Message| !books.held(id, message);
         match self.missing(durable.as_ref().map(|known| &known.coverage), lost) {
             Some(id) => broken(Law::Lost, format!("{id} was never archived")),
             None => Ok(()),

@@ -202,7 +202,7 @@ impl State {
             }
             Kept::Older => {
                 if let (Some(held), Some(older)) = (&mut self.server.held, &self.server.snapshot) {
-                    held.progress = older.clone();
+                    *held = older.clone();
                 }
             }
             Kept::State => {
@@ -230,7 +230,7 @@ pub(crate) enum Kept {
     All,
     /// Its state file is empty.
     Nothing,
-    /// Its state file is an older one.
+    /// An older state of it.
     Older,
     /// Its state file alone: it is not loaded, and the next of its name takes it over.
     State,

@@ -256,6 +256,8 @@ fn use_before(archiver: &mut Archiver, config: Config, used: u64) {
         state.answered(&wire.reply, crate::jetstream::ack::Answer::Ack);
     }
     let acked = std::mem::take(&mut state.server.acked);
+    // What others acked does not come back in this model.
+    state.server.removed.clear();
     archiver.books.theirs = acked.into_iter().flat_map(|ack| ack.reached).map(|(id, _)| id).collect();
     let stands_at = state.server.held.as_ref().map_or(0, super::held::Held::ack_floor);
     let below = state.messages.range(..=stands_at).map(|(at, message)| message.id(*at));

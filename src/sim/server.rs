@@ -25,8 +25,8 @@ pub(crate) struct Server {
     pub(crate) held: Option<Held>,
     /// The state file of a consumer whose configuration was lost: the next one of the name takes it over.
     pub(crate) left: Option<Progress>,
-    /// What the state file would say after the next power cut.
-    pub(crate) snapshot: Option<Progress>,
+    /// What a power cut would leave of the consumer.
+    pub(crate) snapshot: Option<Held>,
     /// Acks that came since they were looked at last.
     pub(crate) acked: Vec<Acked>,
     /// Acks that the client holds back while the connection is down.
@@ -46,8 +46,10 @@ pub(crate) struct Server {
     pub(crate) forked_unnoticed: u64,
     /// Places where the stream began to differ from what it was, for the books.
     pub(crate) cuts: Vec<u64>,
-    /// Where consumers were made or reset to begin.
-    pub(crate) begun: Vec<u64>,
+    /// Where consumers were made or reset to begin, and when.
+    pub(crate) begun: Vec<(u64, u64)>,
+    /// Whether acked messages ever came back.
+    pub(crate) brought_back: bool,
     /// Whether the wall clock ever stepped back.
     pub(crate) stepped_back: bool,
     pub(crate) rng: Rng,
@@ -79,6 +81,7 @@ impl Default for Server {
             forked_unnoticed: 0,
             cuts: Vec::new(),
             begun: Vec::new(),
+            brought_back: false,
             stepped_back: false,
             rng: Rng::new(1),
             told: Vec::new(),
