@@ -124,6 +124,10 @@ impl Core {
         if highest > self.view.last {
             // Said twice by the observer, so that a new leader's early answer does not count.
             if self.observer.read(highest).await? == Reading::Above {
+                if self.view.last.saturating_add(1) < self.origin {
+                    // So did archiving begin beyond it, and what comes there now is new.
+                    self.origin = self.lowest_origin().min(self.origin);
+                }
                 return Ok(Ok(Placement::Beyond { to: self.floor().saturating_add(1) }));
             }
             self.view = self.observer.stream().await?;

@@ -360,6 +360,9 @@ impl Core {
             Ok(Verdict::Fork(evidence)) => self.fork(evidence).await,
             Ok(Verdict::Stands(stands)) => {
                 self.saw(&stands);
+                if let Err(error) = self.look_below_origin().await {
+                    return self.unknown(error);
+                }
                 if !stands.equal.is_empty() && self.created != view.created {
                     events::created_drifted(&self.source, self.created, view.created);
                     self.created = view.created;

@@ -10,10 +10,54 @@ use crate::events;
 use crate::fault::{self, Fault};
 use crate::observer::{ObserveError, Reading};
 use crate::record::RecordId;
-use crate::trust::{Answer, Descent};
+use crate::trust::{Answer, Cut, Descent};
 use crate::witness::Witness;
 
 impl Core {
+    /// Nothing is archived yet that would tell one stream from another. When archiving began, no message of the source lay
+    /// between the newest one below the origin, which is the only witness, and the origin: one that does is new, and ours.
+    pub(super) async fn look_below_origin(&mut self) -> Result<(), ObserveError> {
+        let low = self.lowest_origin();
+        if low >= self.origin {
+            return Ok(());
+        }
+        self.counters.reads += 1;
+        let Some(found) = self.observer.next(low).await?.filter(|found| found.sequence() < self.origin) else {
+            return Ok(());
+        };
+        self.origin = low;
+        self.counters.forks += 1;
+        self.totals.forks += 1;
+        let created = (self.created != self.view.created).then_some((self.created, self.view.created));
+        let (at, last) = (low - 1, self.view.last);
+        let fork = Fork { at, archived: None, found: Some(found.id), last, orphaned: Vec::new(), created };
+        events::fork(&self.source, &fork);
+        Ok(())
+    }
+
+    /// Whether the place where archiving began means anything in the stream that is there now.
+    fn keep_origin(&mut self, cut: &Cut, any_equal: bool) {
+        let empty = cut.coverage.is_empty();
+        match cut.equal {
+            // What stands above it may be of this life only.
+            Some(equal) if cut.changed || empty => {
+                self.origin = self.origin.min(equal.sequence().saturating_add(1));
+            }
+            // Nothing of the stream in which archiving began stands. A record that is pending may have come from this one.
+            None if (cut.changed || (empty && !any_equal)) && !fault::is(Fault::OriginKept) => self.origin = 1,
+            _ => {}
+        }
+    }
+
+    /// While nothing is archived: just above the newest message of the source that lay below the origin.
+    pub(super) fn lowest_origin(&self) -> u64 {
+        if self.ledger.coverage.is_empty() {
+            self.ledger.newest_witness().map_or(1, |witness| witness.sequence().saturating_add(1))
+        } else {
+            self.origin
+        }
+    }
+
     /// Something that was archived or delivered is not in the stream. Finds out how far down, cuts, and saves before
     /// anything else happens.
     pub(super) async fn fork(&mut self, mut evidence: Evidence) -> Result<Permits, GuardError> {
@@ -66,17 +110,7 @@ impl Core {
             return self.unknown(ObserveError::Unavailable { reason });
         }
 
-        if cut.equal.is_none()
-            && !fault::is(Fault::OriginKept)
-            && (cut.changed || (cut.coverage.is_empty() && !any_equal))
-        {
-            // Nothing of the stream in which archiving began stands, so the place where it did means nothing in this one. A
-            // record that is pending may have come from this one.
-            self.origin = 1;
-        } else if let Some(equal) = cut.equal.filter(|_| cut.changed) {
-            // What stands above it may be of this life only.
-            self.origin = self.origin.min(equal.sequence().saturating_add(1));
-        }
+        self.keep_origin(&cut, any_equal);
         let against = cut.against.or(against);
         self.ledger.coverage = cut.coverage;
         self.ledger.witnesses = cut.witnesses;

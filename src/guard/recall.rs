@@ -45,8 +45,8 @@ pub(super) async fn verify_checkpoint(core: &mut Core) -> Result<(Trust, bool), 
     let origin_lost = !stands && !fault::is(Fault::OriginKept) && ((cut.changed && (!empty || marked)) || unsure);
     if origin_lost {
         core.origin = 1;
-    } else if let Some(equal) = cut.equal.filter(|_| cut.changed) {
-        // What stands above it may be of this life only.
+    } else if let Some(equal) = cut.equal.filter(|_| cut.changed || core.ledger.coverage.is_empty()) {
+        // What stands above it may be of this life only, or is the first that is ours.
         core.origin = core.origin.min(equal.sequence().saturating_add(1));
     }
     if drifted && stands && !cut.changed {

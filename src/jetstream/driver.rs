@@ -107,7 +107,7 @@ pub struct Driver<S> {
     pub(super) source: Source,
     pub(super) consumer: Consumer,
     /// The one it took over from, until that is deleted.
-    pub(super) leftover: Option<Consumer>,
+    pub(super) leftover: Option<Box<Consumer>>,
     pub(super) observer: StreamObserver,
     pub(super) config: Config,
     pub(super) flush: FlushEvery,
@@ -275,7 +275,13 @@ impl<S: Sink + 'static> Driver<S> {
                 () = tokio::time::sleep(wait) => {}
             }
             self.guard.release();
-            match self.try_reopen().await {
+            // A sink may take its time to be made; nothing is lost by cutting that off.
+            let reopened = tokio::select! {
+                biased;
+                () = stop.wait() => return Err(error),
+                reopened = self.try_reopen() => reopened,
+            };
+            match reopened {
                 Ok(()) => return Ok(()),
                 Err(next) if next.is_setting() && !next.may_pass() => return Err(next),
                 Err(next) => error = next,

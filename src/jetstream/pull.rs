@@ -100,12 +100,11 @@ impl Pull {
     /// The next message. Cancel safe.
     pub(crate) async fn next(&mut self) -> Result<Message, SessionEnd> {
         loop {
-            if self.wanted <= self.batch.messages / 2 && self.not_before.is_none_or(|at| Instant::now() >= at) {
+            if self.is_short() && self.not_before.is_none_or(|at| Instant::now() >= at) {
                 self.ask().await?;
             }
             let silent = self.heard + HEARTBEAT * 2;
-            let wake =
-                self.not_before.filter(|_| self.wanted <= self.batch.messages / 2).map_or(silent, |at| at.min(silent));
+            let wake = self.not_before.filter(|_| self.is_short()).map_or(silent, |at| at.min(silent));
             let message = tokio::select! {
                 biased;
                 message = self.subscriber.next() => message,
@@ -143,6 +142,11 @@ impl Pull {
                 Status::End(end) => return Err(end),
             }
         }
+    }
+
+    /// Whether more is to be asked for. A message that is asked for alone is asked for once.
+    const fn is_short(&self) -> bool {
+        self.wanted <= if self.large { 0 } else { self.batch.messages / 2 }
     }
 
     async fn ask(&mut self) -> Result<(), SessionEnd> {

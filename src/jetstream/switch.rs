@@ -14,7 +14,7 @@ use crate::sink::Sink;
 pub(crate) async fn take_over<S: Sink>(
     guard: &mut Guard<S>,
     consumer: &mut Consumer,
-    leftover: &mut Option<Consumer>,
+    leftover: &mut Option<Box<Consumer>>,
     config: &mut Config,
     to: u64,
     mark: &str,
@@ -29,14 +29,14 @@ pub(crate) async fn take_over<S: Sink>(
         // Tried again, and not with the name that cannot be made.
         Err(error) => return Ok(Err(error)),
     };
-    *leftover = Some(std::mem::replace(consumer, other));
+    *leftover = Some(Box::new(std::mem::replace(consumer, other)));
     *config = made.position.config;
     remove_leftover(leftover, consumer.name(), mark).await;
     Ok(Ok(made.to))
 }
 
 /// Deletes the consumer that another took over from, sooner or later: it keeps messages of an interest stream.
-pub(crate) async fn remove_leftover(leftover: &mut Option<Consumer>, in_use: &str, mark: &str) {
+pub(crate) async fn remove_leftover(leftover: &mut Option<Box<Consumer>>, in_use: &str, mark: &str) {
     if let Some(old) = leftover.as_ref().filter(|old| old.name() != in_use)
         && let Err(error) = old.remove(mark).await
     {

@@ -64,7 +64,7 @@ pub(crate) struct Archiver {
     pub(crate) budget: Option<u32>,
     pub(crate) source: Source,
     consumer: Consumer,
-    leftover: Option<Consumer>,
+    leftover: Option<Box<Consumer>>,
     pub(crate) flush: FlushEvery,
     pub(crate) config: Config,
     pub(crate) max_spans: usize,

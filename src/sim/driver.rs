@@ -352,7 +352,6 @@ impl Driver {
                 self.waiting = true;
                 Ok(())
             }
-            other => Err(Stop::Broken(format!("unexpected {other:?}"))),
         }
     }
 

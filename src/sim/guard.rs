@@ -360,6 +360,45 @@ fn what_lies_below_the_origin_is_not_ours_until_the_stream_is_another_one() {
 }
 
 #[test]
+fn a_tail_lost_below_the_origin_makes_new_messages_there_ours() {
+    for after in [AfterLoss::Ahead, AfterLoss::PulledBack] {
+        for (archived, reopened, new) in
+            [(5, false, 3), (5, true, 3), (5, false, 20), (5, true, 20), (0, false, 3), (0, true, 3)]
+        {
+            let world = World::new();
+            world.publish(3);
+            world.publish_to("other.1");
+            world.publish_to("other.2");
+            let mut driver = Driver::filtered(&world, "orders.");
+            driver.origin = Origin::At(6);
+            driver.consumer.move_to(6);
+            driver.open().unwrap();
+            world.publish(archived);
+            driver.pull(100).unwrap();
+            driver.flush(Reason::Due).unwrap();
+            // Sequences 4 and 5 were other people's; now 4 is one of ours.
+            world.lose_to(3);
+            driver.consumer.after_loss(after);
+            world.disconnect();
+            if !reopened {
+                driver.check().unwrap();
+            }
+            world.publish(new);
+            if reopened {
+                driver.open().unwrap();
+            }
+            driver.quiet().unwrap();
+            let case = format!("{after:?} {archived} {reopened} {new}");
+            for record in world.all("orders.").iter().skip(3) {
+                assert!(driver.disk.holds(record), "{case}: {} was passed over", record.id());
+            }
+            let old: Vec<u64> = driver.disk.sequences().into_iter().filter(|sequence| *sequence <= 3).collect();
+            assert!(old.is_empty(), "{case}: {old:?} is not ours");
+        }
+    }
+}
+
+#[test]
 fn a_stream_made_anew_before_anything_was_archived_is_archived_from_its_first_message() {
     for (pending, reopened) in [(0, false), (2, false), (0, true), (2, true)] {
         let world = World::new();

@@ -7,7 +7,8 @@ use std::time::Duration;
 use async_nats::jetstream::{self, consumer::pull};
 use futures_util::future::BoxFuture;
 use replay_guard::{
-    CheckpointStore, Driver, Durable, FileStore, Flush, Reason, Record, Sink, Source, StoreError, Stored, Written,
+    CheckpointStore, Driver, DriverError, Durable, FileStore, Flush, GuardError, Reason, Record, Sink, Source,
+    StoreError, Stored, Written,
 };
 
 use super::rig::{CONSUMER, Rig, spawn, until};
@@ -83,6 +84,29 @@ on_versions! {
         breaker.abort();
         assert!(durable.is_ok(), "nothing is flushed while the connection comes and goes");
         running.stop().await.unwrap();
+        rig.assert_all_once().await;
+    }
+
+    async fn a_stop_while_a_new_sink_is_being_made(server: Server) {
+        let mut rig = Rig::new(server).await;
+        rig.archive.plan(|plan| plan.fail_flush = Some(1));
+        let (archive, gate) = (rig.archive.clone(), Gate::new());
+        let held = gate.clone();
+        let factory = move || {
+            let (sink, held) = (archive.sink(), held.clone());
+            async move {
+                held.pass().await;
+                Ok::<_, Broken>(sink)
+            }
+        };
+        let running = spawn(rig.builder().await.open_with(factory).await.unwrap());
+        gate.close();
+        rig.publish(10).await;
+        gate.reached().await;
+        let error = running.stop().await.unwrap_err();
+        assert!(matches!(&error, DriverError::Guard(GuardError::Sink { .. })), "what went wrong is said: {error}");
+        gate.open();
+        rig.archive_to(10).await;
         rig.assert_all_once().await;
     }
 }
