@@ -392,12 +392,12 @@ pub(crate) fn seed_state_ids(seed: u64) {
 
 /// A number nobody else has. The standard library's hasher keys come from the system's randomness.
 fn new_state_id() -> StateId {
+    use std::hash::{BuildHasher as _, RandomState};
     #[cfg(test)]
     if let Some(next) = STATE_IDS.get() {
         STATE_IDS.set(Some(next + 1));
         return StateId::new(next + 1);
     }
-    use std::hash::{BuildHasher as _, RandomState};
     let half =
         |salt: u64| u128::from(RandomState::new().hash_one((salt, std::process::id(), std::time::SystemTime::now())));
     StateId::new((half(1) << 64) | half(2))

@@ -188,10 +188,10 @@ impl Archiver {
             on_damage: OnDamage::WriteAgain,
             max_spans: self.max_spans,
         };
-        let opened =
+        let done =
             poll(&self.world, &mut self.budget, None, opener.open(&mut store, sink)).ok_or_else(|| self.killed())?;
-        let Opened { guard, config, consumer } = match opened {
-            Ok(opened) => opened,
+        let Opened { guard, config, consumer } = match done {
+            Ok(all) => all,
             Err(DriverError::Start(StartError::Beyond { .. })) if self.start.is_none() => {
                 self.start = Some(Start::Beginning);
                 return Ok(());

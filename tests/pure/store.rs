@@ -96,7 +96,8 @@ async fn contract<S: CheckpointStore>(reopen: impl Fn() -> S) {
     let stored = store.open().await.unwrap();
     assert_eq!((stored.states.len(), stored.states[0].counter), (1, 1));
     assert_ne!(store.set_aside().await.unwrap().unwrap(), first);
-    assert_eq!(store.open().await.unwrap(), Stored::default());
+    // What was put aside may be reported: without a new state beside it the checkpoint is lost, not missing.
+    assert_eq!(store.open().await.unwrap().states, []);
 }
 
 #[tokio::test]
