@@ -91,6 +91,7 @@ impl Core {
         let (mut stands, mut evidence) = (Stands::default(), Evidence::default());
         self.counters.reads += 1;
         let gone = Answer::of(self.observer.read(span.last).await?, span.witness) == Answer::Gone;
+        // Else the floor would stay below the gap for ever, and with ack-all nothing would ever be acked again.
         Ok(gone && span_holds(&*self.observer, &self.ledger, span.witness, &mut stands, &mut evidence).await?)
     }
 

@@ -76,25 +76,26 @@ pub(super) struct Claims<'a> {
 impl ClaimFor for Claims<'_> {
     fn claim_for(&self, ids: Option<&[RecordId]>) -> Claim {
         let chosen: Option<BTreeSet<&RecordId>> = ids.map(|ids| ids.iter().collect());
-        let mut segments: BTreeMap<u32, Coverage> = BTreeMap::new();
+        let mut segments: BTreeMap<u32, Vec<Span>> = BTreeMap::new();
         for entry in self.ledger.pending().iter().filter(|entry| entry.stage != Stage::Held) {
             let named = entry.stage == Stage::Rejected || chosen.as_ref().is_none_or(|ids| ids.contains(&entry.id()));
             if named {
-                let sequence = entry.witness.sequence();
                 let within = entry.link.filter(|link| link.segment == entry.segment);
-                let first = within.map_or(sequence, |link| link.after.saturating_add(1));
-                let segment = if fault::is(Fault::OneWitnessForClaim) { 0 } else { entry.segment };
-                segments.entry(segment).or_default().insert(Span::of(first, entry.witness), 0);
+                let first = within.map_or(entry.witness.sequence(), |link| link.after.saturating_add(1));
+                let segment = if fault::is(Fault::OneWitnessForClaim) { 1 } else { entry.segment };
+                segments.entry(segment).or_default().push(Span::of(first, entry.witness));
             }
         }
         // Segments never join: each is verified on its own when the claim is read back. Where two share sequences they may
-        // be of two lives; then the earlier one is left out, for a claim may say less than is true.
+        // be of two lives; then what the earlier one shares is left out, for a claim may say less than is true.
         let mut coverage = Coverage::default();
-        for (segment, spans) in segments.iter().rev() {
-            for span in spans.spans() {
-                if !coverage.overlaps(span) {
-                    coverage.insert(*span, *segment);
+        for (segment, records) in segments.iter().rev() {
+            for record in records.iter().copied() {
+                if coverage.find(record.last).is_some() {
+                    continue;
                 }
+                let free = coverage.below(record.last).map_or(0, |below| below.last.saturating_add(1));
+                coverage.insert(Span { first: record.first.max(free), ..record }, *segment);
             }
         }
         let body = ClaimBody {

@@ -242,13 +242,13 @@ impl Opening {
         let mut core = self.core(checkpoint, observer, view);
         let (trust, forked) = if had { verify_checkpoint(&mut core).await? } else { (Trust::New, false) };
         let claimed = verify_claims(&mut core, claims, self.exactly_from).await?;
-        if !had && claimed.1 > 0 && core.ledger.coverage.is_empty() {
+        if !had && claimed.history > 0 && !claimed.equal {
             // The claims are of another stream, and so is the place where they say archiving began.
             core.origin = 1;
         }
         core.report.trust = if damaged { Trust::Damaged } else { trust };
-        core.report.claimed = claimed.0;
-        core.report.history = self.history + claimed.1;
+        core.report.claimed = claimed.joined;
+        core.report.history = self.history + claimed.history;
         if core.report.claimed + core.report.history > 0 {
             events::claims_recovered(&core.source, core.report.claimed, core.report.history);
         }
@@ -296,7 +296,8 @@ impl Opening {
         view: StreamView,
         origin: Origin,
     ) -> Result<Checkpoint, ObserveError> {
-        let claimed = self.claims.first().map(|claim| claim.origin);
+        // Of two lives one may have begun lower: doubt means write.
+        let claimed = self.claims.iter().map(|claim| claim.origin).min();
         let mut coverage = Coverage::default();
         let mut witnesses = Witnesses::default();
         let origin = match (claimed, origin) {

@@ -79,18 +79,29 @@ pub(super) async fn verify_checkpoint(core: &mut Core) -> Result<(Trust, bool), 
     Ok((trust, forked))
 }
 
-/// Reads back the claims' spans, newest first. Returns how many joined and how many are history.
+/// What became of the spans of the sink's claims.
+#[derive(Debug, Default)]
+pub(super) struct Claimed {
+    /// How many joined the coverage.
+    pub(super) joined: usize,
+    /// How many do not stand.
+    pub(super) history: usize,
+    /// Whether the last record of one stands unchanged.
+    pub(super) equal: bool,
+}
+
+/// Reads back the claims' spans, newest first.
 pub(super) async fn verify_claims(
     core: &mut Core,
     claims: Vec<ClaimBody>,
     exactly_from: Option<u64>,
-) -> Result<(usize, usize), OpenError> {
+) -> Result<Claimed, OpenError> {
     if let Some(from) = exactly_from {
         core.forget_from(from).await?;
     }
     let mut spans: Vec<Span> = claims.iter().flat_map(|claim| claim.coverage.spans().copied()).collect();
     spans.sort_by_key(|span| std::cmp::Reverse((span.last, span.latest)));
-    let (mut joined, mut history) = (0, 0);
+    let mut claimed = Claimed::default();
     for mut span in spans {
         let known = core.ledger.coverage.find(span.last);
         let overlaps = core.ledger.coverage.spans().any(|other| other.first <= span.last && span.first <= other.last);
@@ -101,7 +112,10 @@ pub(super) async fn verify_claims(
         }
         // What stands by its record is seen in the session at hand, and joins what it touches if that was seen too.
         let stands = match Answer::of(core.observer.read(span.last).await?, span.witness) {
-            Answer::Equal => Some(core.ledger.session()),
+            Answer::Equal => {
+                claimed.equal = true;
+                Some(core.ledger.session())
+            }
             Answer::Other | Answer::Above if fault::is(Fault::ClaimUnverified) => Some(0),
             Answer::Other | Answer::Above => None,
             Answer::Gone => {
@@ -116,13 +130,16 @@ pub(super) async fn verify_claims(
         };
         if let Some(session) = stands {
             core.ledger.coverage.insert(span, session);
-            core.ledger.witnesses.extend([span.witness]);
-            joined += 1;
+            if session > 0 {
+                // One that is gone may be of a life that ended since.
+                core.ledger.witnesses.extend([span.witness]);
+            }
+            claimed.joined += 1;
         } else {
-            history += 1;
+            claimed.history += 1;
         }
     }
-    Ok((joined, history))
+    Ok(claimed)
 }
 
 impl Core {

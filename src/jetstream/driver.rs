@@ -202,11 +202,11 @@ impl<S: Sink + 'static> Driver<S> {
             max_spans: builder.max_spans,
         };
         let mut store = store;
-        let Opened { guard, config, consumer } = opener.open(&mut store, sink).await?;
+        let Opened { guard, config, consumer, leftover } = opener.open(&mut store, sink).await?;
         Ok(Self {
             context,
             consumer,
-            leftover: None,
+            leftover,
             observer,
             config,
             flush: builder.flush,
@@ -302,11 +302,12 @@ impl<S: Sink + 'static> Driver<S> {
             on_damage: self.on_damage,
             max_spans: self.max_spans,
         };
-        let Opened { guard, config, consumer } = opener.open(&mut self.store, sink).await?;
+        let Opened { guard, config, consumer, leftover } = opener.open(&mut self.store, sink).await?;
         self.past = self.past.plus(self.guard.counters());
         self.guard = guard;
         self.config = config;
         self.consumer = consumer;
+        self.leftover = leftover;
         Ok(())
     }
 
@@ -421,10 +422,9 @@ impl<O: Observer + Clone + 'static> Opener<'_, O> {
             },
             (None, _) => {}
         }
-        if switched {
-            spare.remove(&id).await?;
-        }
-        Ok(Opened { guard, config, consumer })
+        // It may keep messages of an interest stream until the one in use is known to deliver them.
+        let leftover = switched.then(|| Box::new(spare));
+        Ok(Opened { guard, config, consumer, leftover })
     }
 }
 
@@ -433,4 +433,6 @@ pub(crate) struct Opened<S> {
     pub(crate) guard: Guard<S>,
     pub(crate) config: Config,
     pub(crate) consumer: Consumer,
+    /// The one of the other name, if they were ever switched.
+    pub(crate) leftover: Option<Box<Consumer>>,
 }

@@ -20,19 +20,29 @@ pub(crate) async fn take_over<S: Sink>(
     mark: &str,
 ) -> Result<Result<u64, ConsumerError>, GuardError> {
     let other = consumer.other();
-    if let Err(error) = other.remove(mark).await {
+    let found = match other.find().await {
+        Ok(found) => found.filter(|position| position.mark() == Some(mark)),
+        Err(error) => return Ok(Err(error)),
+    };
+    // One of ours that delivers all that is wanted: on an interest stream nobody else may keep that.
+    let stands = found.as_ref().is_some_and(|position| position.stands_at() < to);
+    if !stands && let Err(error) = other.remove(mark).await {
         return Ok(Err(error));
     }
     guard.use_consumer(other.name()).await?;
-    let made = match other.create(config, to, mark).await {
-        Ok(made) => made,
-        // Tried again, and not with the name that cannot be made.
-        Err(error) => return Ok(Err(error)),
+    let position = match found.filter(|_| stands) {
+        Some(position) => position,
+        None => match other.create(config, to, mark).await {
+            Ok(made) => made.position,
+            // Tried again, and not with the name that cannot be made.
+            Err(error) => return Ok(Err(error)),
+        },
     };
     *leftover = Some(Box::new(std::mem::replace(consumer, other)));
-    *config = made.position.config;
+    let from = position.stands_at().saturating_add(1);
+    *config = position.config;
     remove_leftover(leftover, consumer.name(), mark).await;
-    Ok(Ok(made.to))
+    Ok(Ok(from))
 }
 
 /// Deletes the consumer that another took over from, sooner or later: it keeps messages of an interest stream.

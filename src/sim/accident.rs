@@ -96,8 +96,10 @@ impl Accident {
                     .range(..=through)
                     .find(|(at, message)| messages.get(at).is_some_and(|before| before != *message));
                 let same = differs.map_or((*through).min(last), |(at, _)| at - 1);
-                // A number below the end of the backup that was given to nobody here, and to somebody there.
+                let there = std::mem::take(&mut state.messages);
                 state.restore();
+                // What was deleted stays deleted: a backup that brings it back is another stream to nobody.
+                state.messages.retain(|at, _| *at > same || there.contains_key(at));
                 state.cut(same, true);
                 state.server.removed.clear();
                 state.reload(if kept == Kept::All { Kept::Gone } else { kept });

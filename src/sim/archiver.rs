@@ -190,7 +190,7 @@ impl Archiver {
         };
         let done =
             poll(&self.world, &mut self.budget, None, opener.open(&mut store, sink)).ok_or_else(|| self.killed())?;
-        let Opened { guard, config, consumer } = match done {
+        let Opened { guard, config, consumer, leftover } = match done {
             Ok(all) => all,
             Err(DriverError::Start(StartError::Beyond { .. })) if self.start.is_none() => {
                 self.start = Some(Start::Beginning);
@@ -200,6 +200,7 @@ impl Archiver {
         };
         self.start = None;
         self.consumer = consumer;
+        self.leftover = leftover;
         let mark = guard.state_id().to_string();
         let limits = Limits { count: self.flush.count, bytes: self.flush.bytes, age: self.flush.age, window: None };
         let plan = Plan::new(limits, self.fast_forward, mark.clone(), guard.move_pending(), guard.floor(), 7);
@@ -213,7 +214,9 @@ impl Archiver {
     /// What the driver does about a failure: a new guard, unless a person has to change something.
     fn failed(&self, error: DriverError) -> Stop {
         let dead = self.disk.is_dead();
-        if error.is_setting() && !dead && !matches!(error, DriverError::Open(crate::OpenError::Store(_))) {
+        // A consumer that a power cut brought back between two requests stops the archiver, which is safe.
+        let rejected = matches!(error, DriverError::Consumer(ConsumerError::Rejected { .. }));
+        if error.is_setting() && !dead && !rejected && !matches!(error, DriverError::Open(crate::OpenError::Store(_))) {
             return broken::<()>(Law::Stopped, format!("{error}"))
                 .err()
                 .map_or_else(|| Stop::Died(String::new()), Stop::Broken);

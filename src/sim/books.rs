@@ -127,6 +127,7 @@ impl Books {
     /// The process ended. A plain sink may hold what its last flush made durable without a checkpoint: it may come once
     /// more. A sink that keeps claims gives them back.
     pub(crate) fn died(&mut self) {
+        self.observe();
         let open = std::mem::take(&mut self.open);
         let replaced = |id: &RecordId| {
             self.world.get(id.sequence).is_some_and(|message| message.published != id.published)
@@ -180,7 +181,9 @@ impl Books {
             self.allow_all_above(below);
             // One claim speaks for what one flush holds, and the cut may lie inside.
             let claims = self.sink.inside().recover != Recover::Unknown;
-            for id in self.open.clone().into_iter().filter(|_| claims) {
+            let files = self.sink.inside().files.iter().map(|(_, ids)| ids.clone()).collect::<Vec<_>>();
+            let split = files.into_iter().filter(|ids| ids.iter().any(|id| id.sequence > through)).flatten();
+            for id in self.open.clone().into_iter().chain(split).filter(|_| claims) {
                 self.allow(id);
             }
             self.floor = 0;
@@ -212,12 +215,14 @@ impl Books {
                 self.open.remove(id);
                 self.allow(*id);
             }
-            if self.world.state().server.stepped_back {
+            if self.times_lie() {
                 self.allow_all_above(None);
             }
             self.floor = 0;
         }
-        if permits.unknown().is_none() && permits.fork().is_none() {
+        // Where acks remove messages, a flush of nothing asks about nothing.
+        let asked = !self.world.state().work_queue || !permits.acks().is_empty();
+        if permits.unknown().is_none() && permits.fork().is_none() && asked {
             self.verified = self.flush;
         }
         let settled: Vec<RecordId> = permits.acks().iter().filter(|id| self.open.remove(id)).copied().collect();
@@ -242,7 +247,7 @@ impl Books {
             self.theirs.extend(all.iter().map(Record::id).filter(|id| id.sequence < origin));
         }
         let claims = self.sink.inside().recover != Recover::Unknown;
-        if self.cuts > 0 && claims && self.world.state().server.stepped_back {
+        if (claims || distrusted) && self.cuts > 0 && self.times_lie() {
             // Claims that share sequences are told apart by their times.
             self.allow_all_above(None);
         }
@@ -251,6 +256,13 @@ impl Books {
             self.boundaries = guard.coverage().spans().map(|span| span.witness.id).collect();
         }
         self.audit(guard)
+    }
+
+    /// Whether a record may stand in a span by its sequence and outside its times: then the span is cut, and what is above
+    /// comes again.
+    fn times_lie(&self) -> bool {
+        let state = self.world.state();
+        state.server.stepped_back || state.server.brought_back
     }
 
     /// What must hold whenever the guard was asked.
@@ -335,11 +347,23 @@ impl Books {
             return Ok(());
         }
         for (id, count) in self.sink.repeated() {
-            if count > 1 + self.allowed.get(&id).copied().unwrap_or(0) {
+            if count > 1 + self.allowed.get(&id).copied().unwrap_or(0) && !self.split(id) {
                 return broken(Law::Twice, format!("{id} is durable {count} times"));
             }
         }
         Ok(())
+    }
+
+    /// Whether the claim that spoke for this record spoke for one of another life as well, and fell as a whole.
+    fn split(&self, id: RecordId) -> bool {
+        let last = self.world.last();
+        let lost = |id: &RecordId| match self.world.get(id.sequence) {
+            Some(message) => message.published != id.published,
+            None => id.sequence > last,
+        };
+        let inside = self.sink.inside();
+        inside.recover != Recover::Unknown
+            && inside.files.iter().any(|(_, ids)| ids.contains(&id) && ids.iter().any(lost))
     }
 
     fn prefix(&self) -> &str {

@@ -360,6 +360,21 @@ fn what_lies_below_the_origin_is_not_ours_until_the_stream_is_another_one() {
 }
 
 #[test]
+fn the_floor_passes_a_record_that_was_deleted_between_two_sessions() {
+    for reopened in [false, true] {
+        let (world, mut driver) = archived(10, 5);
+        world.delete(10);
+        world.disconnect();
+        if reopened {
+            driver.open().unwrap();
+        }
+        world.publish(5);
+        driver.finish();
+        assert_eq!((driver.guard().floor(), driver.guard().spans(), writes(&driver)), (15, 1, 15));
+    }
+}
+
+#[test]
 fn a_tail_lost_below_the_origin_makes_new_messages_there_ours() {
     for after in [AfterLoss::Ahead, AfterLoss::PulledBack] {
         for (archived, reopened, new) in

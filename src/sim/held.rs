@@ -34,7 +34,7 @@ pub(crate) struct Progress {
     pub(crate) delivered: u64,
     pub(crate) consumer_sequence: u64,
     pub(crate) pending: BTreeMap<u64, Waiting>,
-    /// Before 2.14 the floor is said to be 0 until the first ack.
+    /// Before 2.14 the floor of one that begins at a sequence is said to be 0 until the first ack.
     floor_unsaid: bool,
 }
 
@@ -59,6 +59,7 @@ impl Held {
     /// Made as a server makes it: where the policy says, or where an old state file of its name left it.
     pub(crate) fn made(config: Config, state: &State) -> Self {
         let first = state.messages.keys().next().copied().unwrap_or(state.last + 1);
+        let by_start = matches!(config.deliver_policy, DeliverPolicy::ByStartSequence { .. });
         let start = match config.deliver_policy {
             DeliverPolicy::ByStartSequence { start_sequence } => start_sequence.max(first),
             _ => first,
@@ -66,7 +67,7 @@ impl Held {
         let start = if state.server.version.starts_with("2.10") { start.min(state.last + 1) } else { start };
         let progress = state.server.left.clone().unwrap_or_else(|| Progress {
             delivered: start - 1,
-            floor_unsaid: !state.server.version.starts_with("2.14"),
+            floor_unsaid: by_start && !state.server.version.starts_with("2.14"),
             ..Progress::default()
         });
         Self { config, created: state.clock, progress }
@@ -201,7 +202,12 @@ impl State {
                 }
             }
             Kept::Older => {
-                if let (Some(held), Some(older)) = (&mut self.server.held, &self.server.snapshot) {
+                // One of an earlier consumer whose sequence happens to be that of this one would look like this one.
+                let same =
+                    |held: &Held, older: &Held| held.progress.consumer_sequence == older.progress.consumer_sequence;
+                if let (Some(held), Some(older)) = (&mut self.server.held, &self.server.snapshot)
+                    && !same(held, older)
+                {
                     *held = older.clone();
                 }
             }

@@ -171,6 +171,7 @@ fn a_fork_below_a_span_that_is_gone_again_in_the_new_life_is_found() {
     driver.pull(1).unwrap();
     driver.pull(1).unwrap();
     driver.flush(Reason::Due).unwrap();
+    assert_eq!(driver.guard().spans(), 1, "the record that was deleted stands for nothing that could be missing");
     world.lose_to(3);
     for subject in ["u", "v", "w", "x", "x"] {
         world.publish_to(subject);

@@ -6,6 +6,7 @@ mod example;
 
 mod acks;
 mod breakage;
+mod chaos;
 mod checkpoint;
 mod connection;
 mod disposable;
