@@ -13,6 +13,7 @@ mod memory_stream;
 mod observer;
 mod record;
 #[cfg(test)]
+#[allow(clippy::pedantic, reason = "a model reads best as long, flat code")]
 mod sim;
 mod sink;
 mod skip;

@@ -70,6 +70,7 @@ pub(crate) struct Api {
 }
 
 /// The way to the server.
+#[cfg_attr(test, allow(clippy::large_enum_variant, reason = "the other variant is only there in tests"))]
 #[derive(Clone, Debug)]
 enum Link {
     Client(Context),

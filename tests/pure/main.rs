@@ -1,6 +1,6 @@
 //! Tests that need no server: stores on real directories, the walls between the modules, and the documentation.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test fails by panicking")]
 
 mod docs;
 mod store;

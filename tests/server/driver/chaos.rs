@@ -54,6 +54,7 @@ struct Snapshot {
     published: usize,
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 struct Life {
     rng: Rng,
     rig: Rig,
