@@ -32,6 +32,8 @@ pub mod docs {
     pub mod format {}
     #[doc = include_str!("docs/guarantees.md")]
     pub mod guarantees {}
+    #[doc = include_str!("docs/testing.md")]
+    pub mod testing {}
 }
 
 pub use async_nats;

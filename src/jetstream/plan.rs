@@ -1,19 +1,23 @@
 //! What a driver does next. Pure: it is told what happened and what time it is, and says what to do; the driver only
 //! executes. The same plan runs in the simulation.
 
+mod action;
+mod start;
+
 use std::time::Duration;
 
 use async_nats::Subject;
-use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy};
 
 use super::ack::{Answer, Delivery};
 use super::error::ConsumerError;
 use super::pace::{Backoff, Limits, Pace};
-use super::position::{Moved, Position};
+use super::position::Position;
 use super::session::{Chain, SessionEnd, Window};
 use crate::fault::{self, Fault};
-use crate::guard::{ConsumerPosition, Permits, Placement};
+use crate::guard::{ConsumerPosition, Permits};
 use crate::sink::Reason;
+
+pub(crate) use action::{Action, Connection, Note, Taken};
 
 /// How often the newest witness is read back and the consumer's position is compared with the floor.
 const CHECK_EVERY: Duration = Duration::from_secs(60);
@@ -21,56 +25,6 @@ const CHECK_EVERY: Duration = Duration::from_secs(60);
 const SECOND_LOOK: Duration = Duration::from_millis(300);
 /// The shortest time between two rounds of in-progress acks.
 const LEAST_ROUND: Duration = Duration::from_millis(10);
-
-/// The connection: whether it is up, and how many there were. Deliveries and acks belong to one count.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Connection {
-    pub(crate) up: bool,
-    pub(crate) count: u64,
-}
-
-/// What to do next.
-#[derive(Debug)]
-pub(crate) enum Action {
-    /// Wait until the connection is up.
-    Connect,
-    /// Wait until this time.
-    Wait(Duration),
-    /// Begin a session with the guard; then [`Plan::began`].
-    Begin,
-    /// Ask the server about the consumer; then [`Plan::found`].
-    Find,
-    /// Make the consumer, to begin at this sequence; then [`Plan::made`].
-    Make(u64),
-    /// Mark the consumer; then [`Plan::found`].
-    Mark,
-    /// Let the guard compare this position with what is archived; then [`Plan::looked`].
-    Look(ConsumerPosition),
-    /// Subscribe and pull; then [`Plan::subscribed`].
-    Subscribe,
-    /// Take the next message if one comes before this time; then [`Plan::delivered`] and, once it was offered,
-    /// [`Plan::offered`], or [`Plan::ended`].
-    Pull(Duration),
-    /// Let the guard flush; then [`Plan::flushed`].
-    Flush(Reason),
-    /// Send these, as long as the connection is the session's.
-    Answer(Vec<(Subject, Answer)>),
-    /// Move the consumer so that its next delivery is at or above this sequence; then [`Plan::moved`].
-    Move(u64),
-    /// Let the consumer of the other name take over, to begin at this sequence; then [`Plan::moved`].
-    Switch(u64),
-    /// The wish to stop is fulfilled.
-    End,
-}
-
-/// What becomes of a message that came.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Taken {
-    /// It is offered to the guard, with the sequence it is known to follow.
-    Offer { follows: Option<u64> },
-    /// It is thrown away, with its session or alone.
-    Dropped,
-}
 
 /// A step on the way to a session.
 #[derive(Debug)]
@@ -175,26 +129,6 @@ pub(crate) struct Plan {
     jump: Jump,
     /// Why sessions ended and tries failed, for the events, oldest first.
     notes: Vec<Note>,
-}
-
-/// Something an operator should know.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Note {
-    SessionBegan {
-        floor: u64,
-    },
-    SessionEnded(String),
-    /// From just above the first sequence to the second nothing need be delivered: it is archived.
-    FastForward {
-        from: u64,
-        through: u64,
-    },
-    Retry {
-        what: &'static str,
-        why: String,
-        wait: Duration,
-    },
-    PassedOver(u64),
 }
 
 impl Plan {
@@ -336,152 +270,6 @@ impl Plan {
         }
     }
 
-    /// The guard began a session, on this connection.
-    pub(crate) fn began(&mut self, permits: &Permits, connection: Connection, now: Duration) {
-        self.stands_at(permits);
-        self.jump.verified_through = permits.verified_through();
-        self.carried = Carried { pending: permits.pending() > 0, full: permits.flush_due() };
-        if let Some(to) = permits.move_to() {
-            self.must_move(to);
-        } else if let Some(error) = permits.unknown() {
-            self.retry("session", error.to_string(), now);
-        } else {
-            self.phase = Phase::Starting(Starting {
-                connection: connection.count,
-                step: Step::Find,
-                position: None,
-                start: None,
-                suspect: None,
-                not_before: Duration::ZERO,
-            });
-        }
-    }
-
-    /// The server said where the consumer stands, or that there is none.
-    pub(crate) fn found(&mut self, position: Option<Position>, now: Duration) {
-        match (&mut self.phase, position) {
-            (Phase::Starting(starting), Some(position)) => {
-                let marked = position.mark() == Some(self.mark.as_str());
-                starting.step = if marked { Step::Look } else { Step::Mark };
-                // One that never delivered anything begins where it says it stands.
-                let fresh = position.deliveries == 0 && position.ack_pending == 0;
-                starting.start = starting.start.or_else(|| fresh.then_some(position.delivered));
-                starting.position = Some(Box::new(position));
-            }
-            (Phase::Starting(starting), None) => starting.step = Step::Make,
-            (Phase::Running(running), Some(position))
-                if running.created != position.created || running.filters != position.filters() =>
-            {
-                self.end(&SessionEnd::Replaced, now);
-            }
-            (Phase::Running(running), Some(position)) => {
-                running.checking = false;
-                running.position = Some(if position.ack_pending <= self.window.len() as u64 {
-                    // All that the server waits for is in our hands: it delivers nothing else at or below its position.
-                    ConsumerPosition::new(position.delivered, position.delivered)
-                } else {
-                    place(&position)
-                });
-            }
-            (Phase::Running(_), None) => self.end(&SessionEnd::Server("the consumer is gone".to_owned()), now),
-            (Phase::Between | Phase::WoundUp, _) => {}
-        }
-    }
-
-    /// The consumer was made.
-    pub(crate) fn made(&mut self, moved: Moved) {
-        if let Phase::Starting(starting) = &mut self.phase {
-            starting.start = Some(moved.to.saturating_sub(1));
-            starting.position = Some(Box::new(moved.position));
-            starting.step = Step::Look;
-        }
-    }
-
-    /// The guard compared the consumer's position with what is archived.
-    pub(crate) fn looked(&mut self, placement: &Placement, now: Duration) {
-        let (suspect, starting) = match &self.phase {
-            Phase::Starting(starting) => (starting.suspect, true),
-            Phase::Running(running) => (running.suspect, false),
-            Phase::Between | Phase::WoundUp => return,
-        };
-        let mut now_suspect = None;
-        match placement {
-            Placement::Beyond { to } => return self.must_move(*to),
-            Placement::Fork(permits) => {
-                self.stands_at(permits);
-                if let Some(to) = permits.move_to() {
-                    return self.must_move(to);
-                }
-            }
-            Placement::PassedOver(sequence) if suspect == Some(*sequence) => {
-                self.notes.push(Note::PassedOver(*sequence));
-                return self.must_move(*sequence);
-            }
-            Placement::PassedOver(sequence) => now_suspect = Some(*sequence),
-            Placement::Unknown(error) if starting => return self.retry("session", error.to_string(), now),
-            Placement::Stands | Placement::Unknown(_) => {}
-        }
-        if let (true, None, Some((from, through))) = (starting, now_suspect, self.backlog()) {
-            self.notes.push(Note::FastForward { from, through });
-            self.jump.last = Some(through);
-            self.must_move(through.saturating_add(1));
-            self.jump.under_way = true;
-            return;
-        }
-        match &mut self.phase {
-            Phase::Starting(starting) => {
-                starting.step = if now_suspect.is_some() { Step::Find } else { Step::Subscribe };
-                starting.not_before = if now_suspect.is_some() { now + SECOND_LOOK } else { Duration::ZERO };
-                starting.suspect = now_suspect;
-            }
-            Phase::Running(running) => {
-                running.suspect = now_suspect;
-                if now_suspect.is_some() {
-                    running.next_check = now + SECOND_LOOK;
-                }
-            }
-            Phase::Between | Phase::WoundUp => {}
-        }
-    }
-
-    /// The subscription stands: the session runs. If what is with the sink from the sessions before went from the stream
-    /// since, nothing will come that makes a flush due.
-    pub(crate) fn subscribed(&mut self, now: Duration) {
-        if let Phase::Starting(Starting { connection, position: Some(position), start, .. }) = &self.phase {
-            let config = &position.config;
-            let window = u64::try_from(config.max_ack_pending).ok().filter(|window| *window > 0);
-            // Twice within an ack deadline, with time for the way to the server.
-            let round = (position.ack_deadline() / 4).max(LEAST_ROUND);
-            // They may be held: durable, and only to be verified.
-            self.pace.resumed(window, self.carried.pending, now);
-            if self.carried.full {
-                self.pace.full();
-            }
-            let running = Running {
-                connection: *connection,
-                created: position.created,
-                filters: position.filters(),
-                chain: Chain::new(!matches!(config.deliver_policy, DeliverPolicy::LastPerSubject), *start),
-                ack_all: matches!(config.ack_policy, AckPolicy::All),
-                answers: Vec::new(),
-                last: false,
-                blocked: None,
-                round,
-                next_round: now.saturating_add(round),
-                next_check: now.saturating_add(CHECK_EVERY),
-                checking: false,
-                position: None,
-                suspect: None,
-                remaining: position.pending,
-            };
-            if !fault::is(Fault::OldAckersKept) {
-                self.window = Window::default();
-            }
-            self.notes.push(Note::SessionBegan { floor: self.floor });
-            self.phase = Phase::Running(Box::new(running));
-        }
-    }
-
     /// A message came. The
     /// connection is read **after** the message was taken: what was buffered before a reconnect comes out after it.
     ///
@@ -609,19 +397,6 @@ impl Plan {
             error => return Err(error),
         }
         Ok(())
-    }
-
-    /// Whether the consumer is to deliver a backlog that is archived: from above where, and through where. A backlog below
-    /// the size of a flush is skipped sooner than a consumer is moved.
-    fn backlog(&self) -> Option<(u64, u64)> {
-        let Phase::Starting(Starting { position: Some(position), .. }) = &self.phase else { return None };
-        let through = self.jump.verified_through?;
-        if !self.jump.allowed || self.jump.last == Some(through) {
-            return None;
-        }
-        let from = position.stands_at();
-        let backlog = through.checked_sub(from).filter(|backlog| *backlog >= self.flush.count.max(1))?;
-        (backlog > 0 && position.pending > 0).then_some((from, through))
     }
 
     /// The floor that the guard verified last.

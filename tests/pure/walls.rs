@@ -27,6 +27,7 @@ const WALLS: &[(&[&str], &[&str])] = &[
             "jetstream/ack.rs",
             "jetstream/pace.rs",
             "jetstream/plan.rs",
+            "jetstream/plan",
             "jetstream/position.rs",
             "jetstream/resume.rs",
             "jetstream/session.rs",
