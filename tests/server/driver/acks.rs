@@ -14,22 +14,27 @@ on_versions! {
     async fn a1_an_ack_deadline_shorter_than_a_flush(server: Server) {
         let mut rig = Rig::new(server).await;
         rig.make_consumer(pull::Config { ack_wait: Duration::from_secs(1), ..Default::default() }).await;
+        let mut tap = AckTap::new(&rig).await;
         rig.archive.flushing.close();
-        let running = rig.start_with(|builder| builder.flush_every(1_000, Duration::from_millis(200))).await;
+        let running = rig.start_with(|builder| builder.flush_every(1_000, Duration::from_secs(3_600))).await;
         rig.publish(1_000).await;
         rig.archive.flushing.reached().await;
-        // Nothing to see is what is wanted, so it is watched for three ack deadlines.
-        let held = std::time::Instant::now();
-        until("three deadlines have passed", async || {
-            assert_eq!(rig.info().await.num_redelivered, 0, "not kept alive");
-            held.elapsed() > Duration::from_secs(3)
+        // While the flush is held up, every delivery is kept alive, again and again.
+        let mut kept = std::collections::BTreeMap::new();
+        until("all are kept alive", async || {
+            for (id, word) in tap.take().await {
+                assert_eq!(word, "+WPI", "{id}");
+                *kept.entry(id).or_insert(0) += 1;
+            }
+            kept.len() == 1_000 && kept.values().all(|count| *count >= 3)
         })
         .await;
         rig.archive.flushing.open();
         rig.durable(1_000).await;
         rig.acked().await;
-        let ended = running.stop().await.unwrap();
-        assert_eq!((rig.archive.written(), ended.counters.pending), (1_000, 0));
+        running.stop().await.unwrap();
+        // On a busy machine one may be late, and be delivered again: it is not written again.
+        assert_eq!(rig.archive.written(), 1_000);
         rig.assert_all_once().await;
     }
 
