@@ -126,11 +126,6 @@ impl Coverage {
         self.position(sequence).checked_sub(1).and_then(|index| self.get(index))
     }
 
-    /// Whether a span shares a sequence with this one.
-    pub(crate) fn overlaps(&self, span: &Span) -> bool {
-        self.get(self.position(span.first)).is_some_and(|other| other.first <= span.last)
-    }
-
     /// The highest sequence through which everything from `start` on is covered; `start - 1` where `start` is not.
     pub fn floor(&self, start: u64) -> u64 {
         self.find(start).map_or(start.saturating_sub(1), |span| span.last)

@@ -153,12 +153,11 @@ impl Descent {
     /// What is left, once [`ask`](Self::ask) has no more questions.
     pub(crate) fn finish(mut self) -> Cut {
         let Cut { coverage, witnesses, equal, changed, .. } = &mut self.cut;
-        if coverage.is_empty() && !*changed {
-            // Gone, and still the newest of the source below the place where archiving began.
-            return self.cut;
-        }
         let proven = equal.map_or(0, |witness| witness.sequence());
-        witnesses.retain(|witness| witness.sequence() <= proven || coverage.find(witness.sequence()).is_some());
+        // What is gone and not contradicted may tell more another time.
+        if *changed {
+            witnesses.retain(|witness| witness.sequence() <= proven || coverage.find(witness.sequence()).is_some());
+        }
         self.cut
     }
 

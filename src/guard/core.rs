@@ -257,6 +257,13 @@ impl Core {
 
     /// All stands: coverage grows, the checkpoint is saved, the acks are permitted.
     async fn commit(&mut self, stands: Stands) -> Result<Permits, GuardError> {
+        // Where the floor follows the stream's first message and not the coverage, an old number may be of another life.
+        if self.ledger.coverage.floor(self.origin).saturating_add(1) < self.start() {
+            self.view = match self.observer.stream().await {
+                Ok(view) => view,
+                Err(error) => return self.unknown(error),
+            };
+        }
         self.saw(&stands);
         let coverage = &self.ledger.coverage;
         let seen =
@@ -278,6 +285,12 @@ impl Core {
             .map(Entry::id)
             .collect();
         let settled = self.ledger.settle(|_| true, |entry| proven.contains(&entry.id()));
+        // What is gone may have been of a life that ended since: no witness for later.
+        let gone: BTreeSet<RecordId> =
+            settled.iter().filter(|entry| !seen(entry.segment, entry.witness.sequence())).map(Entry::id).collect();
+        if !gone.is_empty() {
+            self.ledger.witnesses.retain(|witness| !gone.contains(&witness.id));
+        }
         if let Err(error) = self.close_gaps().await {
             // The flush itself is verified; a gap that could not be asked about is asked about next time.
             tracing::debug!(source = %self.source, %error, "a gap could not be asked about");

@@ -104,7 +104,8 @@ pub(super) async fn verify_claims(
     let mut claimed = Claimed::default();
     for mut span in spans {
         let known = core.ledger.coverage.find(span.last);
-        let overlaps = core.ledger.coverage.spans().any(|other| other.first <= span.last && span.first <= other.last);
+        let lowest = core.ledger.coverage.spans().find(|other| other.first <= span.last && span.first <= other.last);
+        let shared = lowest.map(|other| other.first);
         if let Some(known) = known.filter(|known| known.contains(span.first) && known.knows(span.witness.id.published))
             && (known.last != span.last || known.witness == span.witness)
         {
@@ -119,13 +120,13 @@ pub(super) async fn verify_claims(
             Answer::Other | Answer::Above if fault::is(Fault::ClaimUnverified) => Some(0),
             Answer::Other | Answer::Above => None,
             Answer::Gone => {
-                let alive = newest_alive(&*core.observer, span.first, span.last).await?;
-                if let Some(alive) = alive.filter(|_| overlaps) {
-                    // What a newer one says of sequences where nothing stands any more takes nothing from what stands below.
+                // What it shares with a newer one is the newer one's.
+                let high = shared.map_or(span.last, |shared| shared.saturating_sub(1));
+                let alive = newest_alive(&*core.observer, span.first, high).await?;
+                if let Some(alive) = alive.filter(|_| shared.is_some()) {
                     (span.last, span.witness) = (alive.sequence(), alive);
                 }
-                let overlaps = overlaps && core.ledger.coverage.overlaps(&span);
-                (!overlaps && alive.is_none_or(|alive| span.knows(alive.id.published))).then_some(0)
+                alive.map_or(shared.is_none(), |alive| span.knows(alive.id.published)).then_some(0)
             }
         };
         if let Some(session) = stands {

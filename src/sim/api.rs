@@ -41,6 +41,7 @@ impl World {
     }
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "an answer, as all the others")]
 fn refused(status: u16, code: u64) -> Option<Value> {
     Some(json!({ "error": { "code": status, "err_code": code, "description": "refused" } }))
 }
@@ -94,10 +95,8 @@ impl State {
                 let config: Config = serde_json::from_value(request["config"].clone()).unwrap();
                 self.create(config, request["action"] == "update")
             }
-            ("RESET", _) if !self.server.version.starts_with("2.14") => None,
             // Of a consumer that is not there nobody answers.
-            ("RESET", None) => None,
-            ("RESET", Some(held)) => {
+            ("RESET", Some(held)) if self.server.version.starts_with("2.14") => {
                 let to = request["seq"].as_u64()?;
                 let refuses = match held.config.deliver_policy {
                     DeliverPolicy::ByStartSequence { start_sequence } => to < start_sequence,

@@ -1,20 +1,18 @@
 //! The archiver: the driver's plan, executed against the world in the order in which the driver executes it.
 
 use std::collections::VecDeque;
-use std::future::Future;
-use std::pin::pin;
-use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use async_nats::Subject;
 use async_nats::jetstream::consumer::Config;
 
-use super::books::{Books, Broken, Law, broken};
+use super::books::{Books, Broken, Law};
+use super::client::{brief, poll, send};
 use super::held::Wire;
 use super::sink::{Disk, TestSink};
 use super::stream::WorldObserver;
 use super::{MS, World};
-use crate::jetstream::ack::{Answer, Delivery, detached};
+use crate::jetstream::ack::{Delivery, detached};
 use crate::jetstream::builder::{FlushEvery, StoreFactory};
 use crate::jetstream::consumer::Consumer;
 use crate::jetstream::driver::{DriverError, Opened, Opener};
@@ -26,9 +24,6 @@ use crate::jetstream::session::SessionEnd;
 use crate::jetstream::switch::take_over;
 use crate::store::sim::{SimDisk, SimStore};
 use crate::{Guard, GuardError, Offer, OnDamage, Permits, Placement, Record, Source};
-
-/// How often a call may be pending before it is taken for hung, and its future dropped.
-const HUNG: u32 = 2_000;
 
 /// Why a step did not end well.
 #[derive(Debug)]
@@ -188,15 +183,14 @@ impl Archiver {
             on_damage: OnDamage::WriteAgain,
             max_spans: self.max_spans,
         };
-        let done =
-            poll(&self.world, &mut self.budget, None, opener.open(&mut store, sink)).ok_or_else(|| self.killed())?;
-        let Opened { guard, config, consumer, leftover } = match done {
+        let outcome = poll(&self.world, &mut self.budget, None, opener.open(&mut store, sink));
+        let Opened { guard, config, consumer, leftover } = match outcome.ok_or_else(|| self.killed())? {
             Ok(all) => all,
             Err(DriverError::Start(StartError::Beyond { .. })) if self.start.is_none() => {
                 self.start = Some(Start::Beginning);
                 return Ok(());
             }
-            Err(error) => return Err(self.failed(error)),
+            Err(error) => return Err(self.failed(&error)),
         };
         self.start = None;
         self.consumer = consumer;
@@ -212,16 +206,14 @@ impl Archiver {
     }
 
     /// What the driver does about a failure: a new guard, unless a person has to change something.
-    fn failed(&self, error: DriverError) -> Stop {
+    fn failed(&self, error: &DriverError) -> Stop {
         let dead = self.disk.is_dead();
         // A consumer that a power cut brought back between two requests stops the archiver, which is safe.
         let rejected = matches!(error, DriverError::Consumer(ConsumerError::Rejected { .. }));
         if error.is_setting() && !dead && !rejected && !matches!(error, DriverError::Open(crate::OpenError::Store(_))) {
-            return broken::<()>(Law::Stopped, format!("{error}"))
-                .err()
-                .map_or_else(|| Stop::Died(String::new()), Stop::Broken);
+            return Stop::Broken(Broken { law: Law::Stopped, why: error.to_string() });
         }
-        Stop::Died(crate::jetstream::driver::chain(&error))
+        Stop::Died(crate::jetstream::driver::chain(error))
     }
 
     fn act(&mut self) -> Result<(), Stop> {
@@ -250,7 +242,7 @@ impl Archiver {
             Action::Begin => {
                 let permits = self.ask(|guard| Box::pin(guard.begin_session()))?;
                 let now = self.now();
-                self.said(&permits)?;
+                self.said(&permits, true)?;
                 self.with(|alive| alive.plan.began(&permits, connection, now));
             }
             Action::Find => {
@@ -297,7 +289,7 @@ impl Archiver {
                 let call = take_over(&mut alive.guard, consumer, leftover, &mut alive.config, to, &mark);
                 let switched = match poll(&self.world, &mut self.budget, None, call).ok_or_else(|| self.killed())? {
                     Ok(switched) => switched,
-                    Err(error) => return Err(self.failed(error.into())),
+                    Err(error) => return Err(self.failed(&error.into())),
                 };
                 if self.passes("switch", Some(switched))?.is_some() {
                     self.moves += 1;
@@ -310,7 +302,7 @@ impl Archiver {
             Action::Look(position) => {
                 let placement = self.ask(|guard| Box::pin(guard.check(position)))?;
                 if let Placement::Fork(permits) = &placement {
-                    self.said(permits)?;
+                    self.said(permits, false)?;
                 }
                 let now = self.now();
                 self.with(|alive| alive.plan.looked(&placement, now));
@@ -326,7 +318,7 @@ impl Archiver {
             Action::Flush(reason) => {
                 self.flushes += 1;
                 let permits = self.ask(|guard| Box::pin(guard.flush(reason)))?;
-                self.said(&permits)?;
+                self.said(&permits, false)?;
                 let now = self.now();
                 self.with(|alive| alive.plan.flushed(&permits, now));
             }
@@ -357,10 +349,10 @@ impl Archiver {
         self.alive.as_ref().map_or_else(|| self.config.clone(), |alive| alive.config.clone())
     }
 
-    fn said(&mut self, permits: &Permits) -> Result<(), Stop> {
+    fn said(&mut self, permits: &Permits, all: bool) -> Result<(), Stop> {
         self.forks += u64::from(permits.fork().is_some());
         let Some(alive) = &self.alive else { return Ok(()) };
-        Ok(self.books.said(&alive.guard, permits)?)
+        Ok(self.books.said(&alive.guard, permits, all)?)
     }
 
     /// A call of the guard, during which the plan keeps deliveries alive.
@@ -373,7 +365,7 @@ impl Archiver {
         let outcome = poll(&self.world, &mut self.budget, Some(&mut alive.plan), call(&mut alive.guard));
         match outcome.ok_or_else(|| self.killed())? {
             Ok(value) => Ok(value),
-            Err(error) => Err(self.failed(error.into())),
+            Err(error) => Err(self.failed(&error.into())),
         }
     }
 
@@ -386,7 +378,7 @@ impl Archiver {
                 let Some(alive) = &mut self.alive else { return Ok(None) };
                 match alive.plan.refused(what, error, now) {
                     Ok(()) => Ok(None),
-                    Err(error) => Err(self.failed(error.into())),
+                    Err(error) => Err(self.failed(&error.into())),
                 }
             }
         }
@@ -420,20 +412,18 @@ impl Archiver {
                 }
             }
         }
-        match buffer.pop_front() {
-            Some(wire) => self.take(wire),
-            None => {
-                if self.world.state().server.held.is_none() {
-                    let now = self.now();
-                    // As the server says it, or its silence.
-                    self.world.pass(10_000 * MS);
-                    self.with(|alive| alive.plan.ended(&SessionEnd::Server("Consumer Deleted".to_owned()), now));
-                } else {
-                    self.sleep(until);
-                }
-                Ok(())
-            }
+        if let Some(wire) = buffer.pop_front() {
+            return self.take(wire);
         }
+        if self.world.state().server.held.is_none() {
+            let now = self.now();
+            // As the server says it, or its silence.
+            self.world.pass(10_000 * MS);
+            self.with(|alive| alive.plan.ended(&SessionEnd::Server("Consumer Deleted".to_owned()), now));
+        } else {
+            self.sleep(until);
+        }
+        Ok(())
     }
 
     /// Offers one message.
@@ -456,69 +446,11 @@ impl Archiver {
         }
         let offered = match outcome.ok_or_else(|| self.killed())? {
             Ok(offered) => offered,
-            Err(error) => return Err(self.failed(error.into())),
+            Err(error) => return Err(self.failed(&error.into())),
         };
         self.note(|| format!("  {id} follows {follows:?}, delivery {}: {offered:?}", delivery.times));
         let now = self.now();
         self.with(|alive| alive.plan.offered(bytes, offered == Offer::Full, now));
         Ok(())
-    }
-}
-
-/// Sends answers as the driver does. What is sent while the connection is down the client holds back.
-fn send(world: &World, plan: &Plan, answers: Vec<(Subject, Answer)>) {
-    for (reply, answer) in answers {
-        // The client takes each one in its own time.
-        world.state().tick();
-        if !plan.is_current(world.connection()) {
-            break;
-        }
-        let mut state = world.state();
-        if state.is_down() {
-            state.server.queued.push_back((reply.to_string(), answer));
-        } else {
-            state.answered(&reply, answer);
-        }
-    }
-}
-
-/// Runs a future to its end, and keeps deliveries alive meanwhile. `None` where it was dropped half way.
-fn poll<F: Future>(
-    world: &World,
-    budget: &mut Option<u32>,
-    mut plan: Option<&mut Plan>,
-    future: F,
-) -> Option<F::Output> {
-    let mut future = pin!(future);
-    let mut context = Context::from_waker(Waker::noop());
-    let mut since = world.state().server.mono;
-    for _ in 0..HUNG {
-        if let Some(left) = budget {
-            *left = left.checked_sub(1)?;
-        }
-        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
-            return Some(output);
-        }
-        world.pass(5 * MS);
-        let now = world.state().server.mono;
-        if let Some(plan) = &mut plan
-            && u128::try_from(now - since).unwrap_or(0) >= plan.round().as_nanos()
-        {
-            since = now;
-            let overdue = plan.overdue();
-            send(world, plan, overdue);
-        }
-    }
-    None
-}
-
-fn brief(action: &Action) -> String {
-    match action {
-        Action::Answer(answers) => {
-            let tokens = |reply: &Subject| reply.split('.').nth(5).unwrap_or_default().to_owned();
-            let all: Vec<_> = answers.iter().map(|(reply, answer)| format!("{answer:?} {}", tokens(reply))).collect();
-            format!("answer {}", all.join(", "))
-        }
-        other => format!("{other:?}").to_lowercase(),
     }
 }

@@ -6,7 +6,7 @@ use super::sink::Disk;
 use super::stream::Message;
 use super::{Recover, World};
 use crate::checkpoint::Checkpoint;
-use crate::coverage::Coverage;
+use crate::coverage::{Coverage, Span};
 use crate::record::RecordId;
 use crate::store::sim::{SimDisk, SimStore};
 use crate::{Guard, Permits, Record, Source, Trust};
@@ -78,6 +78,7 @@ pub(crate) struct Books {
     /// Whether the stream held its first message when the floor was looked at.
     whole: bool,
     forgotten: u64,
+    ever_forgot: bool,
     /// When the flush at hand began.
     flush: u64,
     /// When all was last compared with the stream.
@@ -102,6 +103,7 @@ impl Books {
             floor: 0,
             whole: false,
             forgotten: 0,
+            ever_forgot: false,
             flush: 0,
             verified: 0,
         }
@@ -198,8 +200,8 @@ impl Books {
         Ok(())
     }
 
-    /// What a call of the guard said.
-    pub(crate) fn said<S>(&mut self, guard: &Guard<S>, permits: &Permits) -> Result<(), Broken> {
+    /// What a call of the guard said; `all`: a session began, and everything was asked about.
+    pub(crate) fn said<S>(&mut self, guard: &Guard<S>, permits: &Permits, all: bool) -> Result<(), Broken> {
         self.observe();
         if let Some(fork) = permits.fork() {
             // What others acked, or we before the checkpoint was lost, may come back where acks are not synced.
@@ -210,18 +212,26 @@ impl Books {
                 return broken(Law::Lost, "acks are permitted beside a fork");
             }
             self.owes_move = true;
+            // A span that the cut lies in ends there, with what came to it since the stream was cut.
+            let mut ids: BTreeSet<RecordId> = self.sink.inside().durable.iter().map(Record::id).collect();
+            ids.retain(|id| id.sequence > fork.at && !self.open.contains(id));
+            for id in ids {
+                self.allow(id);
+            }
             for id in &fork.orphaned {
                 // It stays in the sink, and comes again if a backup brings its message back.
                 self.open.remove(id);
-                self.allow(*id);
+                if self.world.get(id.sequence).is_none_or(|message| message.published != id.published) {
+                    self.allow(*id);
+                }
             }
             if self.times_lie() {
                 self.allow_all_above(None);
             }
             self.floor = 0;
         }
-        // Where acks remove messages, a flush of nothing asks about nothing.
-        let asked = !self.world.state().work_queue || !permits.acks().is_empty();
+        // Where acks remove messages, a flush asks no more than its own need.
+        let asked = all || !self.world.state().work_queue;
         if permits.unknown().is_none() && permits.fork().is_none() && asked {
             self.verified = self.flush;
         }
@@ -247,8 +257,11 @@ impl Books {
             self.theirs.extend(all.iter().map(Record::id).filter(|id| id.sequence < origin));
         }
         let claims = self.sink.inside().recover != Recover::Unknown;
-        if (claims || distrusted) && self.cuts > 0 && self.times_lie() {
-            // Claims that share sequences are told apart by their times.
+        let removals = self.world.state().server.removals;
+        let cut = self.cuts > 0;
+        if (claims && self.times_lie()) || (cut && distrusted && self.times_lie()) || (cut && claims && removals) {
+            // Claims that share sequences are told apart by their times; where one of an older life is gone from the stream,
+            // it is not told apart at all.
             self.allow_all_above(None);
         }
         if matches!(self.sink.inside().recover, Recover::Exactly(_)) {
@@ -270,10 +283,7 @@ impl Books {
         let counters = guard.counters();
         if counters.spans_forgotten > self.forgotten {
             self.forgotten = counters.spans_forgotten;
-            let ids: BTreeSet<RecordId> = self.sink.inside().durable.iter().map(Record::id).collect();
-            for id in ids.into_iter().filter(|id| guard.coverage().find(id.sequence).is_none()) {
-                self.allow(id);
-            }
+            self.ever_forgot = true;
         }
         if guard.spans() > 400 {
             return broken(Law::Spans, format!("{} spans", guard.spans()));
@@ -281,7 +291,7 @@ impl Books {
         // Where the stream's first message is gone, the floor follows it, and that may come back.
         let whole = self.first_sequence() <= guard.report().origin.max(1);
         let brings_back = self.world.state().work_queue;
-        if guard.floor() < self.floor && whole && self.whole && !brings_back && self.forgotten == 0 {
+        if guard.floor() < self.floor && whole && self.whole && self.cuts == 0 && !brings_back {
             return broken(Law::Floor, format!("the floor fell from {} to {}", self.floor, guard.floor()));
         }
         // Of a fork that nobody could know of the floor knows nothing either.
@@ -337,13 +347,15 @@ impl Books {
     /// The known limit: where the newest record of a span is gone, its times speak for it, and a clock that was set back
     /// makes them lie.
     fn beyond_knowing(&self, coverage: &Coverage, id: RecordId) -> bool {
-        coverage.find(id.sequence).is_some_and(|span| span.knows(id.published) && self.world.get(span.last).is_none())
+        let lies = self.world.state().server.stepped_back && self.cuts > 0;
+        let silent = |span: &Span| span.knows(id.published) && self.world.get(span.last).is_none();
+        coverage.find(id.sequence).is_some_and(|span| lies || silent(span))
     }
 
     fn twice(&self) -> Result<(), Broken> {
-        // After a cut a span knows its records only by narrowed times; where the clock stepped back as well, any of them may
-        // come again, more than once.
-        if self.cuts > 0 && self.world.state().server.stepped_back {
+        // What was forgotten at the limit is written again, and may be forgotten again. After a cut a span knows its records
+        // only by narrowed times; where the clock stepped back as well, any of them may come again, more than once.
+        if self.ever_forgot || (self.cuts > 0 && self.world.state().server.stepped_back) {
             return Ok(());
         }
         for (id, count) in self.sink.repeated() {
@@ -357,13 +369,13 @@ impl Books {
     /// Whether the claim that spoke for this record spoke for one of another life as well, and fell as a whole.
     fn split(&self, id: RecordId) -> bool {
         let last = self.world.last();
-        let lost = |id: &RecordId| match self.world.get(id.sequence) {
+        let replaced = |id: &RecordId| match self.world.get(id.sequence) {
             Some(message) => message.published != id.published,
             None => id.sequence > last,
         };
         let inside = self.sink.inside();
         inside.recover != Recover::Unknown
-            && inside.files.iter().any(|(_, ids)| ids.contains(&id) && ids.iter().any(lost))
+            && inside.files.iter().any(|(_, ids)| ids.contains(&id) && ids.iter().any(replaced))
     }
 
     fn prefix(&self) -> &str {

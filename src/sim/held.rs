@@ -59,6 +59,7 @@ impl Held {
     /// Made as a server makes it: where the policy says, or where an old state file of its name left it.
     pub(crate) fn made(config: Config, state: &State) -> Self {
         let first = state.messages.keys().next().copied().unwrap_or(state.last + 1);
+        let ack_all = config.ack_policy == AckPolicy::All;
         let by_start = matches!(config.deliver_policy, DeliverPolicy::ByStartSequence { .. });
         let start = match config.deliver_policy {
             DeliverPolicy::ByStartSequence { start_sequence } => start_sequence.max(first),
@@ -67,7 +68,8 @@ impl Held {
         let start = if state.server.version.starts_with("2.10") { start.min(state.last + 1) } else { start };
         let progress = state.server.left.clone().unwrap_or_else(|| Progress {
             delivered: start - 1,
-            floor_unsaid: by_start && !state.server.version.starts_with("2.14"),
+            // With ack-all nobody would find out: the one thing that this model leaves out.
+            floor_unsaid: by_start && !state.server.version.starts_with("2.14") && !ack_all,
             ..Progress::default()
         });
         Self { config, created: state.clock, progress }
@@ -212,7 +214,7 @@ impl State {
                 }
             }
             Kept::State => {
-                self.server.left = self.server.held.take().map(|held| held.progress).or(self.server.left.take())
+                self.server.left = self.server.held.take().map(|held| held.progress).or(self.server.left.take());
             }
             Kept::Gone => (self.server.held, self.server.left) = (None, None),
         }

@@ -15,6 +15,7 @@ use crate::store::sim::{Fault as DiskFault, SimDisk};
 
 /// How the world is.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a coin of its own")]
 pub(crate) struct Nature {
     pub(crate) version: &'static str,
     pub(crate) reconciles: bool,
@@ -171,6 +172,7 @@ impl Life {
             state.stutter = nature.stutter;
             state.pace = nature.pace;
             state.server.request = MS / 2;
+            state.server.removals = nature.removals;
             state.server.version = nature.version;
             state.server.reconciles = nature.reconciles;
             state.server.prefix = if nature.filtered { "orders.".to_owned() } else { String::new() };
@@ -296,7 +298,7 @@ fn rest(archiver: &mut Archiver) -> Result<(), Broken> {
     archiver.note(|| "=== rest".to_owned());
     for round in 0..3 {
         come_to_rest(archiver)?;
-        if round == 0 {
+        if round == 0 || archiver.max_spans < 100 {
             settle(archiver)?;
         }
         let before = (archiver.forks, archiver.moves, archiver.sink.inside().writes, archiver.deaths);

@@ -7,6 +7,7 @@ mod accident;
 mod api;
 mod archiver;
 mod books;
+mod client;
 mod consumer;
 mod driver;
 mod guard;

@@ -9,6 +9,7 @@ use super::{Rng, World};
 use crate::jetstream::plan::Connection;
 
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "what happened is not a state")]
 pub(crate) struct Server {
     pub(crate) version: &'static str,
     /// Whether a consumer beyond the stream's end is pulled back when the server starts (2.14 and later, one replica).
@@ -48,6 +49,8 @@ pub(crate) struct Server {
     pub(crate) cuts: Vec<u64>,
     /// Where consumers were made or reset to begin, and when.
     pub(crate) begun: Vec<(u64, u64)>,
+    /// Whether messages are deleted in this life.
+    pub(crate) removals: bool,
     /// Whether acked messages ever came back.
     pub(crate) brought_back: bool,
     /// Whether the wall clock ever stepped back.
@@ -81,6 +84,7 @@ impl Default for Server {
             forked_unnoticed: 0,
             cuts: Vec::new(),
             begun: Vec::new(),
+            removals: false,
             brought_back: false,
             stepped_back: false,
             rng: Rng::new(1),

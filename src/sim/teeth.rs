@@ -14,7 +14,18 @@ use crate::fault::{self, Fault};
 const LIVES: u64 = 10_000;
 
 /// Lives that caught a mistake which few do.
-const KNOWN: &[(Fault, u64)] = &[];
+const KNOWN: &[(Fault, u64)] = &[
+    (Fault::AdjacentAcrossSessions, 1_721),
+    (Fault::HeldWrittenAgain, 752),
+    (Fault::LinkWithoutRecord, 5_402),
+    (Fault::MoveAboveNewest, 3_396),
+    (Fault::OldSessionCovered, 1_459),
+    (Fault::OneWitnessForClaim, 1_721),
+    (Fault::SeamsIgnored, 1_459),
+    (Fault::SlotOverwritten, 2_087),
+    (Fault::TermOnAckAll, 288),
+    (Fault::TrustAckFloor, 744),
+];
 
 /// The first life that catches a mistake, counted from 1, and how.
 fn caught(mistake: Fault) -> Option<(u64, Broken)> {

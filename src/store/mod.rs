@@ -122,6 +122,9 @@ pub trait CheckpointStore: Send {
     /// Puts what is there out of the way, for a person to look at, so that the store is empty; says where it is now.
     /// `None` where there was nothing. Never overwrites what was put aside before.
     ///
+    /// A store that outlives its process reports it as [damage](Stored::damaged) at every opening until the next save: a
+    /// crash in between must not look like a source that was never held.
+    ///
     /// # Errors
     ///
     /// Any error leaves the store closed.
