@@ -374,7 +374,7 @@ impl Core {
             Ok(Verdict::Fork(evidence)) => self.fork(evidence).await,
             Ok(Verdict::Stands(stands)) => {
                 self.saw(&stands);
-                if let Err(error) = self.look_below_origin().await {
+                if let Err(error) = self.look_below_origin(&stands).await {
                     return self.unknown(error);
                 }
                 if !stands.equal.is_empty() && self.created != view.created {

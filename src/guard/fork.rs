@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::core::Core;
-use super::verify::{Evidence, descend, read_all};
+use super::verify::{Evidence, Stands, descend, newest_alive, read_all};
 use super::{Fork, Permits};
 use crate::error::GuardError;
 use crate::events;
@@ -16,15 +16,24 @@ use crate::witness::Witness;
 impl Core {
     /// Nothing is archived yet that would tell one stream from another. When archiving began, no message of the source lay
     /// between the newest one below the origin, which is the only witness, and the origin: one that does is new, and ours.
-    pub(super) async fn look_below_origin(&mut self) -> Result<(), ObserveError> {
-        let low = self.lowest_origin();
-        if low >= self.origin {
-            return Ok(());
+    /// Where that witness is gone, one at or below it that is younger is new too, and all of the stream is.
+    pub(super) async fn look_below_origin(&mut self, stands: &Stands) -> Result<(), ObserveError> {
+        let mut low = self.lowest_origin();
+        let only = self.ledger.newest_witness().filter(|_| self.origin > 1 && self.ledger.coverage.is_empty());
+        let mut found = None;
+        if let Some(only) = only.filter(|only| !stands.equal.contains(&only.sequence())) {
+            self.counters.reads += 1;
+            let alive = newest_alive(&*self.observer, 1, only.sequence()).await?;
+            found = alive.filter(|alive| alive.id.published > only.id.published);
         }
-        self.counters.reads += 1;
-        let Some(found) = self.observer.next(low).await?.filter(|found| found.sequence() < self.origin) else {
-            return Ok(());
-        };
+        if found.is_some() {
+            low = 1;
+        } else if low < self.origin {
+            self.counters.reads += 1;
+            found = self.observer.next(low).await?.filter(|found| found.sequence() < self.origin);
+        }
+        let Some(found) = found else { return Ok(()) };
+        self.ledger.witnesses.retain(|witness| witness.sequence() < low);
         self.origin = low;
         self.counters.forks += 1;
         self.totals.forks += 1;
