@@ -415,7 +415,9 @@ fn a_tail_lost_below_the_origin_makes_new_messages_there_ours() {
 
 #[test]
 fn a_stream_made_anew_before_anything_was_archived_is_archived_from_its_first_message() {
-    for (pending, reopened) in [(0, false), (2, false), (0, true), (2, true)] {
+    for (pending, reopened, gone) in
+        [(0, false, false), (2, false, false), (0, true, false), (2, true, false), (0, false, true), (0, true, true)]
+    {
         let world = World::new();
         world.publish(10);
         let mut driver = Driver::new(&world);
@@ -427,6 +429,9 @@ fn a_stream_made_anew_before_anything_was_archived_is_archived_from_its_first_me
         driver.consumer.after_loss(AfterLoss::Ahead);
         world.disconnect();
         world.publish(8);
+        if gone {
+            world.delete(5); // the number of the only witness
+        }
         if reopened {
             driver.open().unwrap();
         }
