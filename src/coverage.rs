@@ -187,12 +187,13 @@ impl Coverage {
 
     /// Ends the span at `index` at this witness, the newest of its records that is known to stand unchanged.
     ///
-    /// The latest time becomes the witness's: a range that is too narrow writes again, one too wide skips.
-    pub(crate) fn truncate(&mut self, index: usize, witness: Witness) {
+    /// The latest time becomes the witness's, or that of the newest record below which is known to stand, if that was inside:
+    /// a range that is too narrow writes again, one too wide skips.
+    pub(crate) fn truncate(&mut self, index: usize, witness: Witness, latest: i64) {
         if let Some(entry) = self.entries.get_mut(index) {
             debug_assert!(entry.span.contains(witness.id.sequence), "a span ends at one of its own records");
             entry.span.last = witness.id.sequence;
-            entry.span.latest = witness.id.published;
+            entry.span.latest = latest.min(entry.span.latest).max(witness.id.published);
             entry.span.earliest = entry.span.earliest.min(witness.id.published);
             entry.span.witness = witness;
         }

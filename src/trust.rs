@@ -115,7 +115,10 @@ impl Descent {
     pub(crate) fn tell(&mut self, told: Told) {
         match (&self.state, told) {
             (&State::Read(witness), Told::Reading(reading)) => match Answer::of(reading, witness) {
-                Answer::Equal => self.stands(witness),
+                Answer::Equal => {
+                    self.end_at(witness, witness.id.published, witness.sequence());
+                    self.stands(witness);
+                }
                 Answer::Gone => self.state = State::Alive(witness),
                 Answer::Other | Answer::Above => {
                     let found = if let Reading::Message(found) = reading { Some(found) } else { None };
@@ -133,10 +136,16 @@ impl Descent {
             (&State::Alive(witness), Told::Alive(alive)) => {
                 let knows = |found: &Witness| self.span().is_some_and(|span| span.knows(found.id.published));
                 match alive {
-                    None => self.keep(witness),
+                    None => self.keep(witness, witness.id.published),
+                    Some(found) if self.cut.witnesses.holds(&found) => {
+                        // All between the two is gone: what ends at the candidate anyway may as well end at the record that
+                        // stands.
+                        self.end_at(found, found.id.published, witness.sequence());
+                        self.stands(found);
+                    }
                     Some(found) if knows(&found) => {
                         self.cut.by_time += 1;
-                        self.keep(witness);
+                        self.keep(witness, found.id.published);
                     }
                     Some(found) => {
                         self.cut.against.get_or_insert((witness, Some(found)));
@@ -242,19 +251,19 @@ impl Descent {
         self.candidate();
     }
 
-    /// Ends the span at hand at the candidate, if it reaches higher.
-    fn end_at(&mut self, witness: Witness) {
+    /// Ends the span at hand at this witness, if it reaches above `above`. `latest`: the time of the newest record in it that
+    /// is known to stand.
+    fn end_at(&mut self, witness: Witness, latest: i64, above: u64) {
         if let (Some(index), Some(span)) = (self.above.checked_sub(1), self.span())
-            && span.last > witness.sequence()
+            && span.last > above
         {
-            self.cut.coverage.truncate(index, witness);
+            self.cut.coverage.truncate(index, witness, latest);
             self.cut.changed = true;
         }
     }
 
-    /// The candidate stands unchanged, and so does all below.
+    /// The witness stands unchanged, and so does all below.
     fn stands(&mut self, witness: Witness) {
-        self.end_at(witness);
         self.cut.equal.get_or_insert(witness);
         // Nothing below can be of another life, unless a foreign message was seen there.
         loop {
@@ -274,9 +283,62 @@ impl Descent {
     }
 
     /// The candidate is gone and nothing contradicts the span up to it.
-    fn keep(&mut self, witness: Witness) {
-        self.end_at(witness);
+    fn keep(&mut self, witness: Witness, latest: i64) {
+        self.end_at(witness, latest, witness.sequence());
         self.above = self.above.saturating_sub(1);
         self.enter();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::RecordId;
+
+    fn witness(sequence: u64, published: i64) -> Witness {
+        Witness { id: RecordId::new(sequence, published), digest: 0 }
+    }
+
+    /// A span of two lives: 4 is left of an old stream, 1 and 10 are of the one that took its name. All but 1 is gone.
+    fn after_the_loss(kept: &[Witness]) -> Cut {
+        let (one, four, ten) = (witness(1, 100), witness(4, 40), witness(10, 110));
+        let mut coverage = Coverage::default();
+        for record in [one, four, ten] {
+            let first = if record == four { 2 } else { record.sequence() };
+            coverage.insert(Span::of(first, record), 1);
+        }
+        coverage.close_gap(0);
+        let mut witnesses = Witnesses::default();
+        witnesses.extend(kept.iter().copied());
+        let mut descent = Descent::new(coverage, witnesses, Vec::new(), Some(4));
+        while let Some(ask) = descent.ask() {
+            descent.tell(match ask {
+                Ask::Read(1) => Told::Reading(Reading::Message(one)),
+                Ask::Read(_) => Told::Reading(Reading::Gone),
+                Ask::NewestAlive { low: 1, .. } => Told::Alive(Some(one)),
+                Ask::NewestAlive { .. } => Told::Alive(None),
+            });
+        }
+        descent.finish()
+    }
+
+    #[test]
+    fn a_record_that_stands_below_one_that_is_gone_ends_the_span() {
+        let (one, four, ten) = (witness(1, 100), witness(4, 40), witness(10, 110));
+        let cut = after_the_loss(&[one, four, ten]);
+        assert_eq!((cut.equal, cut.by_time, cut.changed), (Some(one), 0, true));
+        let spans: Vec<(u64, u64, bool)> =
+            cut.coverage.spans().map(|span| (span.first, span.last, span.knows(100))).collect();
+        assert_eq!(spans, [(1, 1, true)]);
+    }
+
+    #[test]
+    fn a_cut_does_not_leave_out_the_time_of_a_record_by_which_it_holds() {
+        let (four, ten) = (witness(4, 40), witness(10, 110));
+        let cut = after_the_loss(&[four, ten]);
+        assert_eq!((cut.equal, cut.by_time, cut.changed), (None, 1, true));
+        let spans: Vec<_> =
+            cut.coverage.spans().map(|span| (span.first, span.last, span.knows(100), span.knows(101))).collect();
+        assert_eq!(spans, [(1, 4, true, false)]);
     }
 }

@@ -74,6 +74,11 @@ impl Witnesses {
         newest.filter(|witness| witness.sequence() >= low)
     }
 
+    /// Whether this very one is among them.
+    pub(crate) fn holds(&self, witness: &Witness) -> bool {
+        self.newest_in(witness.sequence(), witness.sequence().saturating_add(1)).as_ref() == Some(witness)
+    }
+
     /// Adds the records of one flush, lowest first, which were verified, and thins out. A newer witness of a sequence
     /// replaces the older.
     pub(crate) fn extend(&mut self, more: impl IntoIterator<Item = Witness>) {

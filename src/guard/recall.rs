@@ -156,7 +156,7 @@ impl Core {
                 None
             };
             if let Some(witness) = below {
-                self.ledger.coverage.truncate(index, witness);
+                self.ledger.coverage.truncate(index, witness, witness.id.published);
                 break;
             }
             self.ledger.coverage.remove(index);

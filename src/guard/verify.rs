@@ -222,6 +222,7 @@ pub(super) async fn span_holds(
         stands.requests += 1;
         let Some(alive) = newest_alive(observer, lowest.first, high).await? else { break };
         match coverage.find(alive.sequence()) {
+            Some(_) if ledger.witnesses.holds(&alive) => return Ok(true),
             Some(span) if span.knows(alive.id.published) => {
                 stands.by_time.push(span.last);
                 return Ok(true);
