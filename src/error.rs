@@ -110,3 +110,17 @@ pub enum GuardError {
     #[error(transparent)]
     Encode(#[from] EncodeError),
 }
+
+/// An error with what caused it, in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let more = cause.to_string();
+        if !text.ends_with(&more) {
+            text = format!("{text}: {more}");
+        }
+        source = cause.source();
+    }
+    text
+}

@@ -164,6 +164,33 @@ pub(crate) fn rejected(source: &Source, sequence: u64, reason: &str) {
     );
 }
 
+pub(crate) fn no_dead_letters(source: &Source) {
+    warn!(
+        name: "replay_guard.no_dead_letters", target: TARGET,
+        source = %source,
+        "there is no dead-letter hook: of a record that the sink rejects only an event is left"
+    );
+}
+
+pub(crate) fn reported(source: &Source, sequence: u64) {
+    info!(
+        name: "replay_guard.reported", target: TARGET,
+        source = %source,
+        sequence,
+        "the dead-letter hook took a rejected record"
+    );
+}
+
+pub(crate) fn report_failed(source: &Source, sequence: u64, error: &str) {
+    warn!(
+        name: "replay_guard.report_failed", target: TARGET,
+        source = %source,
+        sequence,
+        error,
+        "the dead-letter hook did not take a rejected record: it waits, and is not acked"
+    );
+}
+
 pub(crate) fn ids_ignored(source: &Source, count: u64) {
     warn!(
         name: "replay_guard.ids_ignored", target: TARGET,

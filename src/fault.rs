@@ -40,6 +40,7 @@ pub(crate) enum Fault {
     LinkWithoutRecord,
     LeftoverNotFlushed,
     OriginKept,
+    DoneUnreported,
 }
 
 #[cfg(test)]
@@ -80,6 +81,7 @@ impl Fault {
         Self::LinkWithoutRecord,
         Self::LeftoverNotFlushed,
         Self::OriginKept,
+        Self::DoneUnreported,
     ];
 }
 

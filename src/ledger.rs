@@ -30,8 +30,17 @@ pub(crate) enum Stage {
     InSink,
     /// Durable, not verified.
     Held,
-    /// The sink can never store it: as good as durable.
+    /// The sink can never store it, and nobody was told yet.
+    Unreported,
+    /// The sink can never store it, which was reported: as good as durable.
     Rejected,
+}
+
+impl Stage {
+    /// Whether nothing but the stream's word is missing.
+    pub(crate) const fn is_done(self) -> bool {
+        matches!(self, Self::Held | Self::Rejected)
+    }
 }
 
 /// The record that was delivered just before, with nothing of the source between.
@@ -158,9 +167,8 @@ impl Ledger {
     }
 
     /// A record that the sink took, or rejected.
-    pub(crate) fn accept(&mut self, witness: Witness, link: Option<Link>, rejected: bool) {
+    pub(crate) fn accept(&mut self, witness: Witness, link: Option<Link>, stage: Stage) {
         let inside = self.coverage.find(witness.sequence()).is_some();
-        let stage = if rejected { Stage::Rejected } else { Stage::InSink };
         let entry = Entry { witness, link, segment: self.segment, stage, inside };
         match self.pending.last() {
             Some(last) if last.id() >= witness.id => {
@@ -188,6 +196,20 @@ impl Ledger {
     /// Whether the sink holds something that is not durable.
     pub(crate) fn in_sink(&self) -> bool {
         self.pending.iter().any(|entry| entry.stage == Stage::InSink)
+    }
+
+    /// Somebody was told that the sink rejected this record.
+    pub(crate) fn reported(&mut self, id: RecordId) {
+        if let Some(entry) = self.position(id).ok().and_then(|at| self.pending.get_mut(at))
+            && entry.stage == Stage::Unreported
+        {
+            entry.stage = Stage::Rejected;
+        }
+    }
+
+    /// How many pending records are rejected and not reported.
+    pub(crate) fn unreported(&self) -> usize {
+        self.pending.iter().filter(|entry| entry.stage == Stage::Unreported).count()
     }
 
     /// The sink says what is durable. Returns how many of the ids it named were not waited for.
@@ -246,7 +268,7 @@ impl Ledger {
     pub(crate) fn settle(&mut self, keep: impl Fn(&Entry) -> bool, linked: impl Fn(&Entry) -> bool) -> Vec<Entry> {
         let mut settled = Vec::with_capacity(self.pending.len());
         self.pending.retain(|entry| {
-            let done = entry.stage != Stage::InSink && keep(entry);
+            let done = entry.stage.is_done() && keep(entry);
             if done {
                 settled.push(*entry);
             }

@@ -3,6 +3,7 @@
 mod checkpoint;
 mod claim;
 mod coverage;
+mod dead_letter;
 mod error;
 mod events;
 mod fault;
@@ -40,11 +41,15 @@ pub use async_nats;
 pub use checkpoint::{DecodeError, EncodeError, StateId, Totals};
 pub use claim::{Claim, ClaimError};
 pub use coverage::{Coverage, Span};
+pub use dead_letter::{DeadLetter, DeadLetters};
 pub use error::{GuardError, OpenError, SinkFailure};
 pub use guard::{
-    ConsumerPosition, Counters, Fork, Guard, Offer, OnDamage, OpenReport, Opening, Origin, Permits, Placement, Trust,
+    ConsumerPosition, Counters, Fork, Guard, Offer, OnDamage, OpenReport, Opening, Origin, Permits, Placement,
+    Reported, Trust,
 };
-pub use jetstream::{Driver, DriverBuilder, DriverError, Ended, Start, StartError, Status};
+pub use jetstream::{
+    DeadLetterError, DeadLetterSubject, Driver, DriverBuilder, DriverError, Ended, Start, StartError, Status,
+};
 pub use memory_stream::MemoryStream;
 pub use observer::{ObserveError, Observer, Reading, StreamView};
 pub use record::{Record, RecordId};

@@ -63,8 +63,8 @@ pub enum Written {
     Accepted,
     /// Taken, and the sink wants to be flushed before the next write.
     Full,
-    /// The sink can never store this record, for this reason. It is reported, acked without being archived, and counts as
-    /// done.
+    /// The sink can never store this record, for this reason. Once it is reported ([`DeadLetters`](crate::DeadLetters)) it is
+    /// terminated without being archived, and counts as done.
     Rejected(String),
 }
 

@@ -3,17 +3,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Permits;
+use super::letters::{Letters, Reported};
 use super::report::{Counters, OpenReport};
 use super::verify::{Scope, Stands, Verdict, verify};
 use crate::checkpoint::{Checkpoint, ClaimBody, Override, RejectedRun, StateId, Totals, VERSION};
 use crate::claim::Claim;
 use crate::coverage::{Coverage, Span};
-use crate::error::GuardError;
+use crate::dead_letter::DeadLetter;
+use crate::error::{GuardError, chain};
 use crate::events;
 use crate::fault::{self, Fault};
 use crate::ledger::{Backlog, Class, Entry, Ledger, Link, Stage};
 use crate::observer::{ObserveError, Observer, StreamView};
-use crate::record::RecordId;
+use crate::record::{Record, RecordId};
 use crate::sink::{ClaimFor, Durable, Written};
 use crate::skip::SkipTracker;
 use crate::source::Source;
@@ -41,6 +43,7 @@ pub(crate) struct Core {
     pub(super) counters: Counters,
     pub(super) report: OpenReport,
     pub(super) skips: SkipTracker,
+    pub(super) letters: Letters,
     /// The sink is full: nothing is written before the next flush.
     pub(super) full: bool,
     /// The stream could not be asked at the last flush or session start: nothing is written before it could.
@@ -77,8 +80,12 @@ impl ClaimFor for Claims<'_> {
     fn claim_for(&self, ids: Option<&[RecordId]>) -> Claim {
         let chosen: Option<BTreeSet<&RecordId>> = ids.map(|ids| ids.iter().collect());
         let mut segments: BTreeMap<u32, Vec<Span>> = BTreeMap::new();
-        for entry in self.ledger.pending().iter().filter(|entry| entry.stage != Stage::Held) {
-            let named = entry.stage == Stage::Rejected || chosen.as_ref().is_none_or(|ids| ids.contains(&entry.id()));
+        for entry in self.ledger.pending() {
+            let named = match entry.stage {
+                Stage::InSink => chosen.as_ref().is_none_or(|ids| ids.contains(&entry.id())),
+                Stage::Rejected => true,
+                Stage::Held | Stage::Unreported => false,
+            };
             if named {
                 let within = entry.link.filter(|link| link.segment == entry.segment);
                 let first = within.map_or(entry.witness.sequence(), |link| link.after.saturating_add(1));
@@ -176,22 +183,52 @@ impl Core {
         }
     }
 
-    pub(super) fn accept(&mut self, witness: Witness, link: Option<Link>, written: &Written) {
-        let rejected = match written {
-            Written::Rejected(reason) => {
+    /// `kept`: the record, where a dead-letter hook may need it.
+    pub(super) fn accept(&mut self, witness: Witness, link: Option<Link>, written: &Written, kept: Option<Record>) {
+        let stage = match (written, kept) {
+            (Written::Rejected(reason), kept) => {
                 self.counters.rejected += 1;
                 events::rejected(&self.source, witness.sequence(), reason);
-                true
+                match kept {
+                    Some(record) => {
+                        self.letters.wait(DeadLetter::new(self.source.clone(), record, reason.clone()));
+                        if fault::is(Fault::DoneUnreported) { Stage::Rejected } else { Stage::Unreported }
+                    }
+                    None => Stage::Rejected,
+                }
             }
-            Written::Accepted | Written::Full => {
+            (Written::Accepted | Written::Full, _) => {
                 self.counters.written += 1;
-                false
+                Stage::InSink
             }
         };
         self.full = *written == Written::Full;
-        self.ledger.accept(witness, link, rejected);
+        self.ledger.accept(witness, link, stage);
         if let Some(run) = self.skips.end() {
             events::skip_run(&self.source, run);
+        }
+    }
+
+    /// Hands the next rejected record that waits to the hook.
+    pub(super) async fn report_rejected(&mut self) -> Reported {
+        let Some((id, sending)) = self.letters.send() else { return Reported::Nothing };
+        // Counted before it is known, so that a call that is dropped half way counts too.
+        self.counters.reports_failed += 1;
+        match sending.await {
+            Ok(()) => {
+                self.counters.reports_failed -= 1;
+                self.counters.reported += 1;
+                self.letters.taken();
+                self.ledger.reported(id);
+                events::reported(&self.source, id.sequence);
+                Reported::Taken(id)
+            }
+            Err(error) => {
+                events::report_failed(&self.source, id.sequence, &chain(&*error));
+                // Another one first: this one may be what the hook can never take.
+                self.letters.put_back();
+                Reported::Failed(error)
+            }
         }
     }
 

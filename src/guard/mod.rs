@@ -3,6 +3,7 @@
 mod check;
 mod core;
 mod fork;
+mod letters;
 mod open;
 mod permits;
 mod recall;
@@ -21,6 +22,7 @@ use crate::store::CheckpointStore;
 use crate::witness::Witness;
 
 use self::core::Core;
+pub use letters::Reported;
 #[cfg(test)]
 pub(crate) use open::seed_state_ids;
 pub use open::{OnDamage, Opening, Origin};
@@ -35,7 +37,8 @@ pub enum Offer {
     Written,
     /// Handed to the sink, which wants a flush before the next record.
     Full,
-    /// The sink can never store it, for this reason. It counts as done after the next flush.
+    /// The sink can never store it, for this reason. It counts as done after the next flush, once the dead-letter hook took it
+    /// ([`Guard::report_rejected`]).
     Rejected(String),
     /// This very record is with the sink already: not written again. The acker of this delivery replaces the older one.
     Pending,
@@ -131,8 +134,8 @@ impl<S: Sink> Guard<S> {
     pub async fn begin_session(&mut self) -> Result<Permits, GuardError> {
         let sink = self.enter()?;
         let outcome = self.core.begin_session().await;
-        let pending = self.pending();
-        self.leave(sink, outcome.map(|permits| Permits { pending, ..permits }))
+        let (pending, unreported) = (self.pending(), self.core.ledger.unreported());
+        self.leave(sink, outcome.map(|permits| Permits { pending, unreported, ..permits }))
     }
 
     /// Offers a delivery. `follows` is the driver's knowledge that nothing of the source lies between the stream sequence
@@ -165,11 +168,12 @@ impl<S: Sink> Guard<S> {
             }
             Class::Fresh => {
                 let witness = Witness::new(id, &record.subject, &record.payload);
+                let kept = self.core.letters.may_need(&record);
                 let mut sink = self.enter()?;
                 let written = sink.write(record).await;
                 let written = written.map_err(|error| GuardError::Sink { action: "write", source: Box::new(error) });
                 let written = self.leave(sink, written)?;
-                self.core.accept(witness, link, &written);
+                self.core.accept(witness, link, &written, kept);
                 Ok(match written {
                     Written::Accepted => Offer::Written,
                     Written::Full => Offer::Full,
@@ -177,6 +181,25 @@ impl<S: Sink> Guard<S> {
                 })
             }
         }
+    }
+
+    /// Hands one record that the sink rejected to the dead-letter hook; call it before a flush, as long as there are any
+    /// ([`unreported`](Self::unreported)). Only what the hook took is permitted by the next flush; the others stay pending,
+    /// with their payload, so a loop takes no more deliveries when too many wait. One that the hook did not take comes up
+    /// again after the others; wait a while before that.
+    ///
+    /// # Errors
+    ///
+    /// [`GuardError::Closed`] only; a hook that fails is no error but [`Reported::Failed`].
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped, and leaves the guard open: the record waits, and is handed to the hook again.
+    pub async fn report_rejected(&mut self) -> Result<Reported, GuardError> {
+        if self.sink.is_none() {
+            return Err(GuardError::Closed);
+        }
+        Ok(self.core.report_rejected().await)
     }
 
     /// Makes durable what the sink holds, verifies it and everything skipped against the stream, saves the checkpoint, and
@@ -197,8 +220,8 @@ impl<S: Sink> Guard<S> {
         }
         let mut sink = self.enter()?;
         let outcome = Self::flush_with(&mut sink, &mut self.core, reason).await;
-        let pending = self.pending();
-        self.leave(sink, outcome.map(|permits| Permits { pending, ..permits }))
+        let (pending, unreported) = (self.pending(), self.core.ledger.unreported());
+        self.leave(sink, outcome.map(|permits| Permits { pending, unreported, ..permits }))
     }
 
     async fn flush_with(sink: &mut S, core: &mut Core, reason: Reason) -> Result<Permits, GuardError> {
@@ -336,9 +359,15 @@ impl<S> Guard<S> {
         self.core.floor()
     }
 
-    /// How many records are with the sink: not durable, or durable and not verified.
+    /// How many records are with the sink: not durable, durable and not verified, or rejected and not reported.
     pub fn pending(&self) -> usize {
         self.core.ledger.pending().len()
+    }
+
+    /// How many rejected records wait for the dead-letter hook, and how many bytes of payload they hold. Those of an old life
+    /// count too: they are reported and acked nowhere.
+    pub fn unreported(&self) -> (usize, u64) {
+        self.core.letters.waiting()
     }
 
     /// Where the consumer must be moved before anything else, after a fork or an opening that found one.

@@ -4,12 +4,14 @@ use std::collections::BTreeSet;
 
 use super::Guard;
 use super::core::Core;
+use super::letters::Letters;
 use super::recall::{verify_checkpoint, verify_claims};
 use super::report::{Counters, OpenReport, Trust};
 use super::verify::newest_alive;
 use crate::checkpoint::{Checkpoint, ClaimBody, StateId, Totals};
 use crate::claim::Claim;
 use crate::coverage::{Coverage, Span};
+use crate::dead_letter::{DeadLetters, Hook, shared};
 use crate::error::{GuardError, OpenError};
 use crate::events;
 use crate::fault::{self, Fault};
@@ -62,6 +64,7 @@ pub struct Opening {
     history: usize,
     state_id: StateId,
     max_spans: usize,
+    letters: Letters,
 }
 
 impl std::fmt::Debug for Opening {
@@ -144,6 +147,7 @@ impl Opening {
             history: 0,
             state_id,
             max_spans: MAX_SPANS,
+            letters: Letters::default(),
         })
     }
 
@@ -151,6 +155,18 @@ impl Opening {
     #[must_use]
     pub const fn max_spans(mut self, spans: usize) -> Self {
         self.max_spans = spans;
+        self
+    }
+
+    /// Where records go that the sink rejects. Without a hook they are acked with an event and nothing else, and opening
+    /// warns.
+    #[must_use]
+    pub fn dead_letters(self, hook: impl DeadLetters + 'static) -> Self {
+        self.hook(Some(shared(hook)))
+    }
+
+    pub(crate) fn hook(mut self, hook: Option<Hook>) -> Self {
+        self.letters = Letters::new(hook);
         self
     }
 
@@ -286,6 +302,9 @@ impl Opening {
         core.report.spans = core.ledger.coverage.len();
         core.report.move_to = core.move_pending;
         events::opened(&core.source, &core.report);
+        if !core.letters.has_hook() {
+            events::no_dead_letters(&core.source);
+        }
         Ok(Guard { sink: Some(sink), core })
     }
 
@@ -371,6 +390,7 @@ impl Opening {
             counters: Counters::default(),
             report,
             skips: SkipTracker::default(),
+            letters: std::mem::take(&mut self.letters),
             full: false,
             unverified: false,
             last_fork: None,

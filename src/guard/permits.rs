@@ -30,6 +30,7 @@ pub struct Permits {
     pub(super) rejected: Vec<RecordId>,
     pub(super) floor: u64,
     pub(super) pending: usize,
+    pub(super) unreported: usize,
     pub(super) flush_due: bool,
     pub(super) verified_through: Option<u64>,
     pub(super) fork: Option<Box<Fork>>,
@@ -45,7 +46,7 @@ impl Permits {
         &self.acks
     }
 
-    /// Those of the deliveries to ack that the sink rejected. With explicit acks they may be terminated instead; with
+    /// Those of the deliveries to ack that the sink rejected, and the dead-letter hook took. With explicit acks they may be terminated instead; with
     /// ack-all never, since that acks everything below.
     pub fn rejected(&self) -> &[RecordId] {
         &self.rejected
@@ -57,9 +58,16 @@ impl Permits {
         self.floor
     }
 
-    /// How many records are still with the sink: not durable yet, or not verified. They need another flush.
+    /// How many records are still with the sink: not durable yet, not verified, or rejected and not reported. They need
+    /// another flush.
     pub const fn pending(&self) -> usize {
         self.pending
+    }
+
+    /// How many of the pending ones are rejected and wait for the dead-letter hook. They need
+    /// [`Guard::report_rejected`](crate::Guard::report_rejected) first.
+    pub const fn unreported(&self) -> usize {
+        self.unreported
     }
 
     /// Whether the sink, full before the session began, must be flushed before the next record.

@@ -64,6 +64,10 @@ pub struct Counters {
     pub written: u64,
     /// Records the sink rejected.
     pub rejected: u64,
+    /// Rejected records that the dead-letter hook took.
+    pub reported: u64,
+    /// Times the dead-letter hook failed, or did not answer and was cut off.
+    pub reports_failed: u64,
     /// Deliveries not written because they are archived.
     pub skipped: u64,
     /// Deliveries not written because that very record is with the sink.
@@ -106,6 +110,8 @@ impl Counters {
             offered: self.offered + other.offered,
             written: self.written + other.written,
             rejected: self.rejected + other.rejected,
+            reported: self.reported + other.reported,
+            reports_failed: self.reports_failed + other.reports_failed,
             skipped: self.skipped + other.skipped,
             pending: self.pending + other.pending,
             archived: self.archived + other.archived,

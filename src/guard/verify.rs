@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 
 use crate::fault::{self, Fault};
-use crate::ledger::{Entry, Ledger, Stage};
+use crate::ledger::{Entry, Ledger};
 use crate::observer::{ObserveError, Observer, Reading};
 use crate::trust::{Answer, Ask, Cut, Descent, Told};
 use crate::witness::Witness;
@@ -54,7 +54,7 @@ pub(super) enum Scope {
 
 impl Scope {
     pub(super) fn takes(self, entry: &Entry) -> bool {
-        self == Self::All || entry.stage != Stage::InSink
+        self == Self::All || entry.stage.is_done()
     }
 }
 

@@ -11,6 +11,7 @@ use futures_util::future::BoxFuture;
 use super::denials::Denials;
 use super::driver::{Driver, DriverError};
 use super::resume::Start;
+use crate::dead_letter::{DeadLetters, Hook, shared};
 use crate::error::SinkFailure;
 use crate::guard::OnDamage;
 use crate::sink::Sink;
@@ -44,6 +45,7 @@ pub struct DriverBuilder {
     pub(super) on_damage: OnDamage,
     pub(super) max_spans: usize,
     pub(super) denials: Denials,
+    pub(super) hook: Option<Hook>,
 }
 
 impl std::fmt::Debug for DriverBuilder {
@@ -73,6 +75,7 @@ impl DriverBuilder {
             on_damage: OnDamage::WriteAgain,
             max_spans: 10_000,
             denials: Denials::default(),
+            hook: None,
         }
     }
 
@@ -159,6 +162,16 @@ impl DriverBuilder {
     /// Notes of the connection's events, so that a missing permission is told from a missing answer.
     pub fn denials(mut self, denials: Denials) -> Self {
         self.denials = denials;
+        self
+    }
+
+    /// Where records go that the sink rejects. What the hook does not take is tried again after a while, and meanwhile
+    /// neither acked nor forgotten; when as much waits as one flush holds, nothing more is pulled. A call that takes 30
+    /// seconds is cut off, as it is 5 seconds after the wish to stop.
+    ///
+    /// Without a hook rejected records are terminated with an event and nothing else, and opening warns.
+    pub fn dead_letters(mut self, hook: impl DeadLetters + 'static) -> Self {
+        self.hook = Some(shared(hook));
         self
     }
 

@@ -14,7 +14,8 @@ use super::observe::StreamObserver;
 use super::pace::Backoff;
 use super::resume::{self, First, Start, StartError};
 use super::settings::{self, Expected};
-use crate::error::{GuardError, OpenError, SinkFailure};
+use crate::dead_letter::Hook;
+use crate::error::{GuardError, OpenError, SinkFailure, chain};
 use crate::events;
 use crate::guard::{Counters, Guard, OnDamage, OpenReport, Opening, Origin};
 use crate::observer::{ObserveError, Observer};
@@ -96,8 +97,8 @@ pub struct Ended {
     pub counters: Counters,
     /// The highest sequence through which everything is archived.
     pub floor: u64,
-    /// Records left with the sink without a checkpoint, since the stream could not be asked at the end. They are delivered
-    /// again.
+    /// Records left without a checkpoint, since the stream could not be asked at the end, or the dead-letter hook did not
+    /// take them. They are delivered again.
     pub unverified: usize,
 }
 
@@ -114,6 +115,7 @@ pub struct Driver<S> {
     pub(super) fast_forward: bool,
     on_damage: OnDamage,
     max_spans: usize,
+    hook: Option<Hook>,
     store: StoreFactory,
     factory: Option<SinkFactory<S>>,
     pub(super) guard: Guard<S>,
@@ -200,6 +202,7 @@ impl<S: Sink + 'static> Driver<S> {
             start: builder.start,
             on_damage: builder.on_damage,
             max_spans: builder.max_spans,
+            hook: builder.hook.as_ref(),
         };
         let mut store = store;
         let Opened { guard, config, consumer, leftover } = opener.open(&mut store, sink).await?;
@@ -213,6 +216,7 @@ impl<S: Sink + 'static> Driver<S> {
             fast_forward: builder.fast_forward,
             on_damage: builder.on_damage,
             max_spans: builder.max_spans,
+            hook: builder.hook,
             store,
             factory,
             guard,
@@ -301,6 +305,7 @@ impl<S: Sink + 'static> Driver<S> {
             start: None,
             on_damage: self.on_damage,
             max_spans: self.max_spans,
+            hook: self.hook.as_ref(),
         };
         let Opened { guard, config, consumer, leftover } = opener.open(&mut self.store, sink).await?;
         self.past = self.past.plus(self.guard.counters());
@@ -350,20 +355,6 @@ impl<S> Driver<S> {
     }
 }
 
-/// An error with what caused it, in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let more = cause.to_string();
-        if !text.ends_with(&more) {
-            text = format!("{text}: {more}");
-        }
-        source = cause.source();
-    }
-    text
-}
-
 /// Opens a guard for a driver. The simulation opens its guards with the same.
 pub(crate) struct Opener<'a, O> {
     pub(crate) source: &'a Source,
@@ -374,6 +365,7 @@ pub(crate) struct Opener<'a, O> {
     pub(crate) start: Option<Start>,
     pub(crate) on_damage: OnDamage,
     pub(crate) max_spans: usize,
+    pub(crate) hook: Option<&'a Hook>,
 }
 
 impl<O: Observer + Clone + 'static> Opener<'_, O> {
@@ -386,7 +378,8 @@ impl<O: Observer + Clone + 'static> Opener<'_, O> {
     ) -> Result<Opened<S>, DriverError> {
         let store = store(self.source);
         let location = store.location();
-        let mut opening = Opening::load(self.source.clone(), store, self.on_damage).await?.max_spans(self.max_spans);
+        let opening = Opening::load(self.source.clone(), store, self.on_damage).await?;
+        let mut opening = opening.max_spans(self.max_spans).hook(self.hook.cloned());
         // The checkpoint says which of the two names is in use, if they were ever switched.
         let switched = opening.consumer().is_some();
         let (mut consumer, mut spare) = (self.consumer.clone(), self.consumer.other());

@@ -7,6 +7,7 @@ pub(crate) mod ack;
 pub(crate) mod api;
 pub(crate) mod builder;
 pub(crate) mod consumer;
+mod dead_letters;
 mod denials;
 pub(crate) mod driver;
 pub(crate) mod error;
@@ -23,6 +24,7 @@ pub(crate) mod switch;
 pub(crate) mod time;
 
 pub use builder::DriverBuilder;
+pub use dead_letters::{DeadLetterError, DeadLetterSubject};
 pub use driver::{Driver, DriverError, Ended, Status};
 pub use resume::{Start, StartError};
 

@@ -2,6 +2,7 @@
 //! executes. The same plan runs in the simulation.
 
 mod action;
+mod reports;
 mod start;
 
 use std::time::Duration;
@@ -17,7 +18,9 @@ use crate::fault::{self, Fault};
 use crate::guard::{ConsumerPosition, Permits};
 use crate::sink::Reason;
 
+use self::reports::Reports;
 pub(crate) use action::{Action, Connection, Note, Taken};
+pub(crate) use reports::{LAST, LONG};
 
 /// How often the newest witness is read back and the consumer's position is compared with the floor.
 const CHECK_EVERY: Duration = Duration::from_secs(60);
@@ -127,6 +130,8 @@ pub(crate) struct Plan {
     /// How the sink stood when the session began.
     carried: Carried,
     jump: Jump,
+    /// Rejected records that wait for the dead-letter hook, over sessions.
+    reports: Reports,
     /// Why sessions ended and tries failed, for the events, oldest first.
     notes: Vec<Note>,
 }
@@ -156,6 +161,7 @@ impl Plan {
             floor,
             carried: Carried { pending: false, full: false },
             jump: Jump { allowed: fast_forward, verified_through: None, last: None, under_way: false },
+            reports: Reports::new(seed.rotate_left(32)),
             notes: Vec::new(),
         }
     }
@@ -239,11 +245,13 @@ impl Plan {
                     return Action::Answer(std::mem::take(&mut running.answers));
                 }
                 if self.stop {
-                    return Action::Flush(Reason::Everything);
+                    let report = self.reports.due_at_end(now);
+                    return if report { Action::Report } else { Action::Flush(Reason::Everything) };
                 }
                 running.blocked = running.blocked.filter(|until| now < *until);
                 let due = self.pace.due(self.window.len() as u64, now);
-                if let (None, Some(reason)) = (running.blocked, due) {
+                let report = running.blocked.is_none() && self.reports.due(due.is_some(), self.flush, now);
+                if let (None, Some(reason), false) = (running.blocked, due, report) {
                     return Action::Flush(reason);
                 }
                 if now >= running.next_round {
@@ -252,6 +260,10 @@ impl Plan {
                     if !overdue.is_empty() {
                         return Action::Answer(overdue);
                     }
+                }
+                // One record after the other, and deliveries are kept alive in between.
+                if report {
+                    return Action::Report;
                 }
                 if let Some(position) = running.position.take() {
                     return Action::Look(position);
@@ -262,10 +274,12 @@ impl Plan {
                     return Action::Find;
                 }
                 let wake = running.next_round.min(running.next_check);
-                match running.blocked {
-                    Some(until) => Action::Wait(wake.min(until)),
-                    None => Action::Pull(self.pace.deadline().map_or(wake, |age| wake.min(age))),
+                if let Some(until) = running.blocked {
+                    return Action::Wait(wake.min(until));
                 }
+                let wake =
+                    [self.pace.deadline(), self.reports.deadline()].into_iter().flatten().fold(wake, Duration::min);
+                if self.reports.is_full(self.flush) { Action::Wait(wake) } else { Action::Pull(wake) }
             }
         }
     }
@@ -311,6 +325,23 @@ impl Plan {
         self.pace.offered(bytes, full, now);
     }
 
+    /// So many rejected records wait for the dead-letter hook, with so many bytes: to be said before [`next`](Self::next).
+    pub(crate) const fn unreported(&mut self, waiting: (usize, u64)) {
+        self.reports.wait(waiting);
+    }
+
+    /// The dead-letter hook was called: nothing, or why it did not take the record.
+    pub(crate) fn reported(&mut self, failure: Option<String>, now: Duration) {
+        match failure {
+            // What it took is permitted by a flush.
+            None => {
+                self.reports.taken();
+                self.pace.full();
+            }
+            Some(why) => self.notes.push(self.reports.failed(why, now)),
+        }
+    }
+
     /// The guard flushed.
     pub(crate) fn flushed(&mut self, permits: &Permits, now: Duration) {
         self.stands_at(permits);
@@ -336,8 +367,10 @@ impl Plan {
         self.backoff.reset();
         running.answers = self.window.answers(permits, running.ack_all);
         // What a sink left for later, or waits for its ack, needs another flush, also if nothing comes any more.
+        // A flush does nothing for what waits for the hook.
+        let left = permits.pending() > permits.unreported();
         let forgotten = fault::is(Fault::LeftoverNotFlushed);
-        self.pace.flushed(permits.pending() > 0 && !forgotten, self.window.len() > 0 && !forgotten, now);
+        self.pace.flushed(left && !forgotten, self.window.len() > 0 && !forgotten, now);
         running.last = self.stop;
         self.answered();
     }

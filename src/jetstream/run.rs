@@ -14,14 +14,14 @@ use super::ack::{Answer, Delivery, detached};
 use super::driver::{Driver, DriverError, Stop};
 use super::error::ConsumerError;
 use super::pace::{Backoff, Limits};
-use super::plan::{Action, Connection, Note, Plan, Taken};
+use super::plan::{Action, Connection, LAST, LONG, Note, Plan, Taken};
 use super::pull::{Batch, Pull};
 use super::session::SessionEnd;
 use super::settings::Expected;
 use super::switch::{remove_leftover, take_over};
-use crate::error::GuardError;
+use crate::error::{GuardError, chain};
 use crate::events;
-use crate::guard::Offer;
+use crate::guard::{Offer, Reported};
 use crate::record::Record;
 use crate::sink::Sink;
 use crate::source::Source;
@@ -72,6 +72,7 @@ impl<S: Sink + 'static> Driver<S> {
             if stop.came() {
                 run.plan.stop();
             }
+            run.plan.unreported(self.guard.unreported());
             let connection = connection(&self.context.client());
             let action = run.plan.next(run.now(), connection);
             self.tell(&mut run.plan);
@@ -182,7 +183,7 @@ impl<S: Sink + 'static> Driver<S> {
                     Err(end) => run.plan.ended(&end, run.now()),
                 }
             }
-            Action::Pull(_) | Action::Flush(_) | Action::Answer(_) | Action::End => {}
+            Action::Pull(_) | Action::Report | Action::Flush(_) | Action::Answer(_) | Action::End => {}
         }
         Ok(())
     }
@@ -218,6 +219,11 @@ impl<S: Sink + 'static> Driver<S> {
                     () = stop.wait() => {}
                     () = sleep_until(until) => {}
                 }
+            }
+            Action::Report => {
+                let failure = self.call_hook(run, stop).await?;
+                run.plan.reported(failure, run.now());
+                self.publish(run.plan.remaining(), 0);
             }
             Action::Flush(reason) => {
                 let flushed = alive(&self.context, &self.source, self.guard.flush(reason), &mut run.plan).await?;
@@ -257,6 +263,30 @@ impl<S: Sink + 'static> Driver<S> {
             | Action::End => {}
         }
         Ok(())
+    }
+
+    /// Lets the dead-letter hook take one record. Says why it did not.
+    async fn call_hook<F: Future<Output = ()>>(
+        &mut self,
+        run: &mut Run,
+        stop: &mut Stop<F>,
+    ) -> Result<Option<String>, DriverError> {
+        // Other than the guard's other calls, this one may be cut off.
+        let too_long = async {
+            tokio::select! {
+                () = sleep(LONG) => LONG,
+                () = async { stop.wait().await; sleep(LAST).await } => LAST,
+            }
+        };
+        let reported = tokio::select! {
+            biased;
+            reported = alive(&self.context, &self.source, self.guard.report_rejected(), &mut run.plan) => reported?,
+            after = too_long => return Ok(Some(format!("no answer within {} s", after.as_secs()))),
+        };
+        Ok(match reported {
+            Reported::Nothing | Reported::Taken(_) => None,
+            Reported::Failed(error) => Some(chain(&*error)),
+        })
     }
 
     /// Offers one message.

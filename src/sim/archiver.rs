@@ -23,7 +23,7 @@ use crate::jetstream::resume::{Start, StartError};
 use crate::jetstream::session::SessionEnd;
 use crate::jetstream::switch::take_over;
 use crate::store::sim::{SimDisk, SimStore};
-use crate::{Guard, GuardError, Offer, OnDamage, Permits, Placement, Record, Source};
+use crate::{Guard, GuardError, Offer, OnDamage, Permits, Placement, Record, Reported, Source};
 
 /// Why a step did not end well.
 #[derive(Debug)]
@@ -144,7 +144,7 @@ impl Archiver {
             self.disk.restart();
         }
         let mut inside = self.sink.inside();
-        (inside.fail_write, inside.fail_flush, inside.hang) = (false, false, false);
+        (inside.fail_write, inside.fail_flush, inside.hang, inside.hook.hang) = (false, false, false, false);
         drop(inside);
         self.budget = None;
         self.deaths += 1;
@@ -171,6 +171,7 @@ impl Archiver {
         }
         self.books.asks()?;
         let sink = self.sink.sink(&self.world);
+        let hook = self.sink.hook(&self.world);
         let (disk, observer) = (self.disk.clone(), self.observer());
         let mut store: StoreFactory = Box::new(move |source| Box::new(SimStore::new(&disk, source)));
         let mut opener = Opener {
@@ -182,6 +183,7 @@ impl Archiver {
             start: self.start,
             on_damage: OnDamage::WriteAgain,
             max_spans: self.max_spans,
+            hook: hook.as_ref(),
         };
         let outcome = poll(&self.world, &mut self.budget, None, opener.open(&mut store, sink));
         let Opened { guard, config, consumer, leftover } = match outcome.ok_or_else(|| self.killed())? {
@@ -213,13 +215,14 @@ impl Archiver {
         if error.is_setting() && !dead && !rejected && !matches!(error, DriverError::Open(crate::OpenError::Store(_))) {
             return Stop::Broken(Broken { law: Law::Stopped, why: error.to_string() });
         }
-        Stop::Died(crate::jetstream::driver::chain(error))
+        Stop::Died(crate::error::chain(error))
     }
 
     fn act(&mut self) -> Result<(), Stop> {
         let connection = self.world.connection();
         let now = self.now();
         let Some(alive) = &mut self.alive else { return Ok(()) };
+        alive.plan.unreported(alive.guard.unreported());
         let action = alive.plan.next(now, connection);
         if alive.plan.is_starting() {
             alive.buffer = None;
@@ -315,6 +318,7 @@ impl Archiver {
                 });
             }
             Action::Pull(until) => self.pull(until)?,
+            Action::Report => self.report()?,
             Action::Flush(reason) => {
                 self.flushes += 1;
                 let permits = self.ask(|guard| Box::pin(guard.flush(reason)))?;
@@ -332,6 +336,22 @@ impl Archiver {
                 return Err(Stop::Died("stopped".to_owned()));
             }
         }
+        Ok(())
+    }
+
+    /// The dead-letter hook takes one record, or is cut off.
+    fn report(&mut self) -> Result<(), Stop> {
+        let Some(alive) = &mut self.alive else { return Ok(()) };
+        let call = alive.guard.report_rejected();
+        let failure = match poll(&self.world, &mut self.budget, Some(&mut alive.plan), call) {
+            Some(Ok(Reported::Failed(error))) => Some(error.to_string()),
+            Some(Ok(_)) => None,
+            Some(Err(error)) => return Err(self.failed(&error.into())),
+            None if self.budget.is_some() => return Err(self.killed()),
+            None => Some("no answer".to_owned()),
+        };
+        let now = self.now();
+        self.with(|alive| alive.plan.reported(failure, now));
         Ok(())
     }
 
@@ -451,6 +471,10 @@ impl Archiver {
         self.note(|| format!("  {id} follows {follows:?}, delivery {}: {offered:?}", delivery.times));
         let now = self.now();
         self.with(|alive| alive.plan.offered(bytes, offered == Offer::Full, now));
+        let (waiting, _) = self.alive.as_ref().map_or((0, 0), |alive| alive.guard.unreported());
+        if waiting as u64 > self.flush.count {
+            return Err(Broken { law: Law::Rejected, why: format!("{waiting} wait for the hook") }.into());
+        }
         Ok(())
     }
 }

@@ -23,6 +23,9 @@ pub(crate) struct Broken {
 pub(crate) enum Law {
     /// A message is acked, or counted as archived at the end, only if it is durable in the sink.
     Lost,
+    /// What the sink rejected is acked, or covered, only after the dead-letter hook took that very record; and no more waits for
+    /// the hook than a flush holds.
+    Rejected,
     /// A record is durable once, and once more for each thing that allows it.
     Twice,
     /// What is acked is covered by a checkpoint that survives a power cut at this moment.
@@ -319,7 +322,10 @@ impl Books {
             coverage.find(id.sequence).is_some() && !books.held(id, message)
         });
         let Some(id) = missing else { return Ok(()) };
-        broken(Law::Claim, format!("{whose} {:?} holds {id}, the sink does not", coverage.find(id.sequence)))
+        broken(
+            self.law(id, Law::Claim),
+            format!("{whose} {:?} holds {id}, the sink does not", coverage.find(id.sequence)),
+        )
     }
 
     /// The first message of the source for which this holds, but for the known limit.
@@ -378,6 +384,11 @@ impl Books {
             && inside.files.iter().any(|(_, ids)| ids.contains(&id) && ids.iter().any(replaced))
     }
 
+    /// The law that a message which is neither durable nor reported breaks.
+    fn law(&self, id: RecordId, law: Law) -> Law {
+        if self.sink.inside().rejected.contains(&id) { Law::Rejected } else { law }
+    }
+
     fn prefix(&self) -> &str {
         if self.source.filters().is_empty() { "" } else { "orders." }
     }
@@ -408,7 +419,7 @@ impl Books {
                 }
                 let limit = durable.as_ref().is_some_and(|known| self.beyond_knowing(&known.coverage, id));
                 if !blind && !limit && !self.excused.contains(&id) {
-                    return broken(Law::Lost, format!("{id} is acked by {} and not durable", ack.meant));
+                    return broken(self.law(id, Law::Lost), format!("{id} is acked by {} and not durable", ack.meant));
                 }
                 self.excused.insert(id);
             }
@@ -458,7 +469,7 @@ impl Books {
         let durable = self.durable();
         let lost = |books: &Self, id: RecordId, message: &Message| !books.held(id, message);
         match self.missing(durable.as_ref().map(|known| &known.coverage), lost) {
-            Some(id) => broken(Law::Lost, format!("{id} was never archived")),
+            Some(id) => broken(self.law(id, Law::Lost), format!("{id} was never archived")),
             None => Ok(()),
         }
     }

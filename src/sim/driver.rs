@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::{
     Fork, Guard, GuardError, Offer, OnDamage, OpenError, Opening, Origin, Permits, Placement, Reason, Record, RecordId,
-    SkipRun, Source, Trust,
+    Reported, SkipRun, Source, Trust,
 };
 
 use super::consumer::Delivery;
@@ -132,8 +132,9 @@ impl Driver {
         let (source, store, mut sink) = (self.source(), self.store.clone(), self.disk.sink(&self.world));
         let observer = self.world.observer(&self.prefix);
         let (origin, on_damage, max_spans) = (self.origin, self.on_damage, self.max_spans);
+        let hook = self.disk.hook(&self.world);
         let opening = async {
-            let mut opening = Opening::load(source, store, on_damage).await?.max_spans(max_spans);
+            let mut opening = Opening::load(source, store, on_damage).await?.max_spans(max_spans).hook(hook);
             opening.recover(&mut sink).await?;
             opening.open(sink, observer, origin).await
         };
@@ -229,7 +230,7 @@ impl Driver {
 
     fn ack(&mut self, id: RecordId) -> Result<(), Stop> {
         self.open_records.remove(&id);
-        let durable = self.disk.count(id) > 0 || self.disk.inside().rejected.contains(&id);
+        let durable = self.disk.count(id) > 0 || self.disk.is_buried(id);
         if !durable {
             return Err(Stop::Broken(format!("{id} is permitted and not durable")));
         }
@@ -321,7 +322,20 @@ impl Driver {
         }
     }
 
+    /// Hands what was rejected to the hook, until it fails.
+    pub(crate) fn report(&mut self) -> Result<(), Stop> {
+        let guard = self.guard.as_mut().unwrap();
+        loop {
+            let reported = run(&mut self.budget, guard.report_rejected()).ok_or(Stop::Crashed)?;
+            match reported.map_err(Stop::Guard)? {
+                Reported::Taken(_) => {}
+                Reported::Nothing | Reported::Failed(_) => return Ok(()),
+            }
+        }
+    }
+
     pub(crate) fn flush(&mut self, reason: Reason) -> Result<(), Stop> {
+        self.report()?;
         let guard = self.guard.as_mut().unwrap();
         let permits = run(&mut self.budget, guard.flush(reason)).ok_or(Stop::Crashed)?.map_err(Stop::Guard)?;
         self.obey(&permits)

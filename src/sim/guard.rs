@@ -2,6 +2,7 @@
 
 mod checkpoints;
 pub(super) mod forks;
+mod rejects;
 mod sinks;
 
 use crate::{Offer, Origin, Reason, Record, Trust};

@@ -46,6 +46,8 @@ impl Life {
             }
             if rng.one_in(6) {
                 inside.rejects.insert("orders.2".into());
+                inside.hook.there = !seed.is_multiple_of(3);
+                inside.hook.fail = u32::try_from(seed % 7).unwrap();
             }
         }
         driver.links = !rng.one_in(4);

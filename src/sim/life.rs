@@ -29,6 +29,8 @@ pub(crate) struct Nature {
     pub(crate) partial: bool,
     pub(crate) full_at: Option<usize>,
     pub(crate) rejects: bool,
+    /// Whether a dead-letter hook takes what is rejected.
+    pub(crate) hook: bool,
     pub(crate) flush_count: u64,
     pub(crate) flush_age: u64,
     pub(crate) window: i64,
@@ -64,6 +66,9 @@ pub(crate) enum Step {
         write: bool,
     },
     SinkHangs,
+    /// The dead-letter hook fails at the next so many calls.
+    HookFails(u32),
+    HookHangs,
     /// A person stops the process and starts it again.
     Restart,
 }
@@ -82,6 +87,8 @@ fn pick<T: Copy>(rng: &mut Rng, from: &[T]) -> T {
 impl Life {
     pub(crate) fn new(seed: u64) -> Self {
         let rng = &mut Rng::new(seed);
+        // What came to the model later is drawn from numbers of its own, so that a seed stays the life it was.
+        let aside = &mut Rng::new(seed ^ 0xdead);
         let work_queue = rng.one_in(5);
         let version = pick(rng, &["2.10.26", "2.12.8", "2.14.6", "2.14.6"]);
         let removals = !rng.one_in(3);
@@ -100,6 +107,7 @@ impl Life {
             partial: rng.one_in(4),
             full_at: rng.one_in(5).then(|| 1 + usize::try_from(rng.below(6)).unwrap()),
             rejects: rng.one_in(6),
+            hook: !aside.one_in(3),
             flush_count: 1 + rng.below(14),
             flush_age: pick(rng, &[500, 5_000, 40_000]),
             window: if rng.one_in(3) { i64::try_from(2 + rng.below(20)).unwrap() } else { 1_000 },
@@ -116,6 +124,15 @@ impl Life {
             if !rng.one_in(3) {
                 steps.push(Step::Drive(u32::try_from(1 + rng.below(25)).unwrap()));
             }
+        }
+        for _ in 0..if nature.rejects && nature.hook { aside.below(5) } else { 0 } {
+            let at = usize::try_from(aside.below(steps.len() as u64)).unwrap();
+            let step = if aside.one_in(4) {
+                Step::HookHangs
+            } else {
+                Step::HookFails(1 + u32::try_from(aside.below(12)).unwrap())
+            };
+            steps.insert(at, step);
         }
         Self { seed, nature, steps }
     }
@@ -188,6 +205,7 @@ impl Life {
             }
             if nature.rejects {
                 inside.rejects.insert("orders.2".into());
+                inside.hook.there = nature.hook;
             }
         }
         let flush =
@@ -237,6 +255,8 @@ impl Life {
             Step::SinkFails { write: true } => archiver.sink.inside().fail_write = true,
             Step::SinkFails { write: false } => archiver.sink.inside().fail_flush = true,
             Step::SinkHangs => archiver.sink.inside().hang = true,
+            Step::HookFails(calls) => archiver.sink.inside().hook.fail = *calls,
+            Step::HookHangs => archiver.sink.inside().hook.hang = true,
             Step::Restart => {
                 if let Some(alive) = &mut archiver.alive {
                     alive.plan.stop();
@@ -294,6 +314,7 @@ fn rest(archiver: &mut Archiver) -> Result<(), Broken> {
     archiver.disk.spare();
     let mut inside = archiver.sink.inside();
     (inside.fail_write, inside.fail_flush, inside.hang) = (false, false, false);
+    (inside.hook.fail, inside.hook.hang) = (0, false);
     drop(inside);
     archiver.note(|| "=== rest".to_owned());
     for round in 0..3 {

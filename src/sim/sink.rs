@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytes::Bytes;
 
+use crate::dead_letter::{DeadLetter, Hook, shared};
 use crate::{Claim, Durable, Flush, Reason, Record, RecordId, Recovered, Sink, Source, Written};
 
 use super::{Rng, World};
@@ -32,6 +33,7 @@ pub(crate) struct Inside {
     /// What each flush kept: the claim and the records.
     pub(crate) files: Vec<(Claim, Vec<RecordId>)>,
     pub(crate) rejected: BTreeSet<RecordId>,
+    pub(crate) hook: HookPlan,
     /// How often `write` was called.
     pub(crate) writes: u64,
     pub(crate) flushes: u64,
@@ -49,6 +51,19 @@ pub(crate) struct Inside {
     pub(crate) recover: Recover,
 }
 
+/// The dead-letter hook, if there is one, and what it does.
+#[derive(Debug, Default)]
+pub(crate) struct HookPlan {
+    pub(crate) there: bool,
+    /// So many calls fail.
+    pub(crate) fail: u32,
+    /// The next call takes its record and never comes back.
+    pub(crate) hang: bool,
+    pub(crate) calls: u64,
+    /// What it took, each time.
+    pub(crate) taken: BTreeMap<RecordId, Vec<Bytes>>,
+}
+
 /// What a sink leaves behind: the next one begins with it.
 #[derive(Clone, Debug)]
 pub(crate) struct Disk(Arc<Mutex<Inside>>);
@@ -59,6 +74,7 @@ impl Disk {
             durable: Vec::new(),
             files: Vec::new(),
             rejected: BTreeSet::new(),
+            hook: HookPlan::default(),
             writes: 0,
             flushes: 0,
             fail_write: false,
@@ -89,8 +105,18 @@ impl Disk {
 
     pub(crate) fn has(&self, id: RecordId, payload: &[u8]) -> bool {
         let inside = self.inside();
-        inside.rejected.contains(&id)
-            || inside.index.get(&id).is_some_and(|held| held.iter().any(|held| held == payload))
+        let done = if inside.hook.there {
+            inside.hook.taken.get(&id).is_some_and(|taken| taken.iter().any(|taken| taken == payload))
+        } else {
+            inside.rejected.contains(&id)
+        };
+        done || inside.index.get(&id).is_some_and(|held| held.iter().any(|held| held == payload))
+    }
+
+    /// Whether it was rejected, and the hook, if there is one, took it.
+    pub(crate) fn is_buried(&self, id: RecordId) -> bool {
+        let inside = self.inside();
+        if inside.hook.there { inside.hook.taken.contains_key(&id) } else { inside.rejected.contains(&id) }
     }
 
     pub(crate) fn count(&self, id: RecordId) -> usize {
@@ -113,6 +139,38 @@ impl Disk {
             return Vec::new();
         }
         inside.index.iter().filter(|(_, held)| held.len() > 1).map(|(id, held)| (*id, held.len())).collect()
+    }
+
+    /// The dead-letter hook, if there is one.
+    pub(crate) fn hook(&self, world: &World) -> Option<Hook> {
+        let (disk, world) = (self.clone(), world.clone());
+        let there = self.inside().hook.there;
+        there.then(|| {
+            shared(move |letter: DeadLetter| {
+                let (disk, world) = (disk.clone(), world.clone());
+                async move {
+                    world.stutter().await;
+                    let hang = disk.bury(&letter)?;
+                    if hang {
+                        std::future::pending::<()>().await;
+                    }
+                    world.stutter().await;
+                    Ok::<(), Broken>(())
+                }
+            })
+        })
+    }
+
+    fn bury(&self, letter: &DeadLetter) -> Result<bool, Broken> {
+        let mut inside = self.inside();
+        assert!(inside.rejected.contains(&letter.record.id()), "{} was never rejected", letter.record.id());
+        inside.hook.calls += 1;
+        if let Some(left) = inside.hook.fail.checked_sub(1) {
+            inside.hook.fail = left;
+            return Err(Broken);
+        }
+        inside.hook.taken.entry(letter.record.id()).or_default().push(letter.record.payload.clone());
+        Ok(std::mem::take(&mut inside.hook.hang))
     }
 
     /// A sink as a process that just started has it.

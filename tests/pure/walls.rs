@@ -34,7 +34,7 @@ const WALLS: &[(&[&str], &[&str])] = &[
         ],
         &["tokio", ".await", "async ", "Client", "Instant", "std::fs"],
     ),
-    (&["observer.rs", "sink.rs", "error.rs", "source.rs"], &["jetstream", "tokio", "std::fs"]),
+    (&["observer.rs", "sink.rs", "error.rs", "source.rs", "dead_letter.rs"], &["jetstream", "tokio", "std::fs"]),
 ];
 
 fn sources(path: &Path) -> Vec<PathBuf> {

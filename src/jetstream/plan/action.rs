@@ -37,6 +37,8 @@ pub(crate) enum Action {
     /// Take the next message if one comes before this time; then [`Plan::delivered`] and, once it was offered,
     /// [`Plan::offered`], or [`Plan::ended`].
     Pull(Duration),
+    /// Let the guard hand a rejected record to the dead-letter hook; then [`Plan::reported`].
+    Report,
     /// Let the guard flush; then [`Plan::flushed`].
     Flush(Reason),
     /// Send these, as long as the connection is the session's.

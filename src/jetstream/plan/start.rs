@@ -130,6 +130,7 @@ impl Plan {
             let round = (position.ack_deadline() / 4).max(LEAST_ROUND);
             // They may be held: durable, and only to be verified.
             self.pace.resumed(window, self.carried.pending, now);
+            self.reports.resumed(now);
             if self.carried.full {
                 self.pace.full();
             }

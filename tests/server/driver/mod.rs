@@ -9,6 +9,7 @@ mod breakage;
 mod chaos;
 mod checkpoint;
 mod connection;
+mod dead_letters;
 mod disposable;
 mod events;
 mod fork;
