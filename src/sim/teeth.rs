@@ -16,15 +16,16 @@ const LIVES: u64 = 10_000;
 /// Lives that caught a mistake which few do.
 const KNOWN: &[(Fault, u64)] = &[
     (Fault::AdjacentAcrossSessions, 1_721),
-    (Fault::HeldWrittenAgain, 752),
-    (Fault::LinkWithoutRecord, 5_402),
+    (Fault::HeldWrittenAgain, 1_847),
+    (Fault::LinkWithoutRecord, 5_058),
     (Fault::MoveAboveNewest, 3_396),
-    (Fault::OldSessionCovered, 1_459),
+    (Fault::OldAckersKept, 791),
+    (Fault::OldSessionCovered, 744),
     (Fault::OneWitnessForClaim, 1_721),
-    (Fault::SeamsIgnored, 1_459),
-    (Fault::SlotOverwritten, 2_087),
-    (Fault::TermOnAckAll, 288),
-    (Fault::TrustAckFloor, 744),
+    (Fault::SeamsIgnored, 744),
+    (Fault::SlotOverwritten, 801),
+    (Fault::TermOnAckAll, 219),
+    (Fault::TrustAckFloor, 928),
 ];
 
 /// The first life that catches a mistake, counted from 1, and how.
