@@ -1,6 +1,6 @@
 //! What is archived, what is with the sink, what is new. Pure: no I/O, no clock, no async.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::coverage::{Coverage, Span};
 use crate::fault::{self, Fault};
@@ -289,6 +289,13 @@ impl Ledger {
         }
         self.witnesses.extend(settled.iter().map(|entry| entry.witness));
         settled
+    }
+
+    /// These stand in their spans by their times as well from now on.
+    pub(crate) fn returned(&mut self, ids: &BTreeSet<RecordId>) {
+        for entry in self.pending.iter_mut().filter(|entry| ids.contains(&entry.id())) {
+            entry.inside = false;
+        }
     }
 
     /// Removes records from pending that lost their place in the stream. They stay in the sink and are named nowhere.

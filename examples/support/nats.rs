@@ -305,10 +305,29 @@ impl Server {
         Ok(())
     }
 
+    /// SIGSTOP: it keeps its connections and does not answer.
+    pub fn pause(&self) -> Result<()> {
+        self.signal("STOP")
+    }
+
+    /// SIGCONT: it goes on where it was.
+    pub fn resume(&self) -> Result<()> {
+        self.signal("CONT")
+    }
+
+    fn signal(&self, name: &str) -> Result<()> {
+        let child = self.child.as_ref().ok_or("the server does not run")?;
+        run(Command::new("sh").arg("-c").arg(format!("kill -{name} {}", child.id())))?;
+        Ok(())
+    }
+
     /// SIGTERM, and waits for the end: the server writes what it knows.
     pub async fn stop(&mut self) -> Result<()> {
+        if self.child.is_none() {
+            return Ok(());
+        }
+        self.signal("TERM")?;
         let Some(mut child) = self.child.take() else { return Ok(()) };
-        run(Command::new("sh").arg("-c").arg(format!("kill -TERM {}", child.id())))?;
         let deadline = Instant::now() + DEADLINE;
         while child.try_wait()?.is_none() {
             if Instant::now() > deadline {

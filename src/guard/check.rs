@@ -48,13 +48,10 @@ impl Core {
                 self.blocked.insert((low, above.first));
                 continue;
             }
-            if low < above.first && !fault::is(Fault::GapClosedUnasked) {
-                self.counters.reads += 1;
-                let next = self.observer.next(low).await?;
-                if next.is_none_or(|next| next.sequence() < above.first) {
-                    self.blocked.insert((low, above.first));
-                    continue;
-                }
+            let unasked = low == above.first || fault::is(Fault::GapClosedUnasked);
+            if !unasked && !self.is_empty(low, above.first).await? {
+                self.blocked.insert((low, above.first));
+                continue;
             }
             if below.is_some() {
                 self.ledger.coverage.close_gap(index - 1);
@@ -68,6 +65,20 @@ impl Core {
             }
         }
         Ok(())
+    }
+
+    /// Whether nothing of the source lies from `low` to below `first`, where a record was.
+    async fn is_empty(&mut self, low: u64, first: u64) -> Result<bool, ObserveError> {
+        self.counters.reads += 1;
+        if let Some(next) = self.observer.next(low).await? {
+            return Ok(next.sequence() >= first);
+        }
+        // An empty tail belongs to the next life, but for sequences that this one has used: the record at `first` left since.
+        self.counters.reads += 2;
+        if self.observer.stream().await?.last < first {
+            return Ok(false);
+        }
+        Ok(self.observer.next(low).await?.is_none_or(|next| next.sequence() >= first))
     }
 
     /// Whether the stream holds the last record of this span unchanged, seen in this session.

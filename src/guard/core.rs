@@ -321,6 +321,7 @@ impl Core {
             })
             .map(Entry::id)
             .collect();
+        self.ledger.returned(&stands.returned);
         let settled = self.ledger.settle(|_| true, |entry| proven.contains(&entry.id()));
         // What is gone may have been of a life that ended since: no witness for later.
         let gone: BTreeSet<RecordId> =

@@ -7,6 +7,7 @@ use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use crate::fault::{self, Fault};
 use crate::ledger::{Entry, Ledger};
 use crate::observer::{ObserveError, Observer, Reading};
+use crate::record::RecordId;
 use crate::trust::{Answer, Ask, Cut, Descent, Told};
 use crate::witness::Witness;
 
@@ -31,6 +32,8 @@ pub(super) struct Stands {
     pub(super) segments: BTreeMap<u32, u64>,
     /// Spans that hold only by their times: last sequences.
     pub(super) by_time: Vec<u64>,
+    /// Records that stand in a span by their sequence, are new, and of the same life.
+    pub(super) returned: BTreeSet<RecordId>,
     pub(super) requests: u64,
 }
 
@@ -170,6 +173,7 @@ pub(super) async fn verify(
         stands.requests += 1;
         match Answer::of(observer.read(entry.witness.sequence()).await?, entry.witness) {
             Answer::Gone => continue,
+            Answer::Equal if came_back(observer, ledger, entry, &mut stands).await? => continue,
             Answer::Equal => evidence.foreign.push(entry.witness.sequence()),
             answer => _ = note(answer, entry.witness, &mut evidence),
         }
@@ -177,6 +181,34 @@ pub(super) async fn verify(
         break;
     }
     Ok(if forked && !fault::is(Fault::TrustCreated) { Verdict::Fork(evidence) } else { Verdict::Stands(stands) })
+}
+
+/// Whether a record that is new although a span contains its sequence was only away: where a record above it stands that was
+/// archived, everything below is of this life. On a work queue a power cut brings back what was acked.
+async fn came_back(
+    observer: &dyn Observer,
+    ledger: &Ledger,
+    entry: &Entry,
+    stands: &mut Stands,
+) -> Result<bool, ObserveError> {
+    let Some(span) = ledger.coverage.find(entry.witness.sequence()) else { return Ok(false) };
+    if !stands.equal.contains(&span.last) {
+        stands.requests += 1;
+        match Answer::of(observer.read(span.last).await?, span.witness) {
+            Answer::Equal => _ = stands.equal.insert(span.last),
+            Answer::Gone => {
+                stands.requests += 1;
+                let above = entry.witness.sequence().saturating_add(1);
+                let alive = newest_alive(observer, above, span.last).await?;
+                if !alive.is_some_and(|alive| ledger.witnesses.holds(&alive)) {
+                    return Ok(false);
+                }
+            }
+            Answer::Other | Answer::Above => return Ok(false),
+        }
+    }
+    stands.returned.insert(entry.id());
+    Ok(true)
 }
 
 /// Notes an answer that says fork.

@@ -137,8 +137,8 @@ impl Archiver {
 
     /// The process is gone, whatever it was doing.
     pub(crate) fn die(&mut self) {
-        if self.alive.take().is_some() {
-            self.books.died();
+        if let Some(alive) = self.alive.take() {
+            self.books.died(alive.guard.counters().spans_forgotten);
         }
         if self.disk.is_dead() {
             self.disk.restart();

@@ -131,8 +131,11 @@ impl Books {
 
     /// The process ended. A plain sink may hold what its last flush made durable without a checkpoint: it may come once
     /// more. A sink that keeps claims gives them back.
-    pub(crate) fn died(&mut self) {
+    ///
+    /// `forgotten`: what it had forgotten at the limit, also in a flush that did not come to its end.
+    pub(crate) fn died(&mut self, forgotten: u64) {
         self.observe();
+        self.ever_forgot |= forgotten > self.forgotten;
         let open = std::mem::take(&mut self.open);
         let replaced = |id: &RecordId| {
             self.world.get(id.sequence).is_some_and(|message| message.published != id.published)

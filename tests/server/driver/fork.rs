@@ -4,10 +4,10 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 
 use async_nats::jetstream::stream::RetentionPolicy;
-use replay_guard::{CheckpointStore, FileStore, Source, StoreError, Stored};
 
 use super::rig::{AckTap, CONSUMER, Rig, Running, spawn, until};
 use super::sink::Gate;
+use super::store::held_up;
 use crate::on_versions;
 
 /// Puts the store back to the state of 900 messages, with the consumer's state of now or of then.
@@ -225,41 +225,10 @@ async fn pending_in_the_sink(mut rig: Rig) -> Rig {
     rig
 }
 
-/// A store whose saves can be held up.
-struct Held {
-    inner: FileStore,
-    gate: Gate,
-}
-
-impl CheckpointStore for Held {
-    fn open(&mut self) -> futures_util::future::BoxFuture<'_, Result<Stored, StoreError>> {
-        self.inner.open()
-    }
-    fn save(
-        &mut self,
-        version: u16,
-        body: bytes::Bytes,
-    ) -> futures_util::future::BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(async move {
-            self.gate.pass().await;
-            self.inner.save(version, body).await
-        })
-    }
-    fn set_aside(&mut self) -> futures_util::future::BoxFuture<'_, Result<Option<String>, StoreError>> {
-        self.inner.set_aside()
-    }
-    fn location(&self) -> String {
-        self.inner.location()
-    }
-}
-
 /// The records are durable and verified; while the checkpoint is saved the tail is lost and new messages take its place.
 async fn between_checkpoint_and_ack(mut rig: Rig) {
     let gate = Gate::new();
-    let (held, state) = (gate.clone(), rig.state_dir());
-    let store = move |source: &Source| {
-        Box::new(Held { inner: FileStore::new(&state, source), gate: held.clone() }) as Box<dyn CheckpointStore>
-    };
+    let store = held_up(&rig, &gate);
     rig.publish(900).await;
     let running = spawn(rig.builder().await.store(store).open(rig.archive.sink()).await.unwrap());
     rig.durable(900).await;

@@ -162,8 +162,17 @@ impl Rig {
     /// A builder that flushes every 100 records or 200 ms and reads what is archived, on a connection of its own. An ack that is lost on purpose
     /// makes its message come again soon.
     pub(super) async fn builder(&self) -> DriverBuilder {
-        let context = jetstream::new(self.server.client().await.unwrap());
-        Driver::builder(context, self.stream.as_str())
+        self.builder_of(&self.stream).await
+    }
+
+    /// The same for another stream.
+    pub(super) async fn builder_of(&self, stream: &str) -> DriverBuilder {
+        self.builder_on(jetstream::new(self.server.client().await.unwrap()), stream)
+    }
+
+    /// The same on a connection that is there.
+    pub(super) fn builder_on(&self, context: Context, stream: &str) -> DriverBuilder {
+        Driver::builder(context, stream)
             .consumer(CONSUMER)
             .consumer_config(Config { ack_wait: Duration::from_secs(3), max_ack_pending: 1_000, ..Default::default() })
             .state_dir(self.state_dir())
