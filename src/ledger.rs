@@ -319,3 +319,6 @@ impl Ledger {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

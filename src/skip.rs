@@ -45,3 +45,29 @@ impl SkipTracker {
         if std::mem::take(&mut self.grew) { None } else { self.run.take() }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn run(count: u64, first: u64, last: u64) -> Option<SkipRun> {
+        Some(SkipRun { count, first, last })
+    }
+
+    #[test]
+    fn a_run_ends_with_another_delivery_or_a_flush_in_which_it_did_not_grow() {
+        let mut tracker = SkipTracker::default();
+        assert_eq!((tracker.end(), tracker.flushed()), (None, None));
+        assert_eq!([5, 7, 6].map(|sequence| tracker.skipped(sequence)), [true, false, false]);
+        assert_eq!(tracker.end(), run(3, 5, 6));
+        assert!(tracker.skipped(8), "a run begins anew");
+        assert_eq!(tracker.flushed(), None, "it grew");
+        assert!(!tracker.skipped(9));
+        assert_eq!((tracker.flushed(), tracker.flushed()), (None, run(2, 8, 9)));
+        assert_eq!((tracker.flushed(), tracker.end()), (None, None));
+        assert!(tracker.skipped(10));
+        assert_eq!(tracker.end(), run(1, 10, 10));
+        assert!(tracker.skipped(11), "what ended leaves nothing behind");
+        assert_eq!(tracker.end(), run(1, 11, 11));
+    }
+}

@@ -291,6 +291,8 @@ impl Descent {
 }
 
 #[cfg(test)]
+mod model;
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::record::RecordId;

@@ -165,6 +165,20 @@ mod tests {
             let bound = (distance + distance / 2).max(distance + 1_000);
             assert!(further <= bound, "fork at distance {distance} goes back to {further}");
         }
+        for distance in 0..1_000 {
+            let found = witnesses.newest_in(0, newest - distance + 1).map_or(0, |w| w.sequence());
+            let further = newest - found;
+            assert!(further <= distance + distance / 8, "inside a flush, {distance} goes back to {further}");
+        }
+    }
+
+    #[test]
+    fn as_many_boundaries_are_kept_as_are_promised_and_no_more() {
+        let mut witnesses = Witnesses::default();
+        (1..=5_000).for_each(|sequence| witnesses.extend([witness(sequence)]));
+        let oldest = 5_000 - BOUNDARIES as u64 + 1;
+        assert!((oldest..=5_000).all(|sequence| witnesses.holds(&witness(sequence))));
+        assert!(!witnesses.holds(&witness(oldest - 1)));
     }
 
     #[test]
@@ -174,5 +188,51 @@ mod tests {
         witnesses.extend([Witness { digest: 9, ..witness(5) }]);
         assert_eq!(witnesses.newest().map(|w| w.digest), Some(9));
         assert_eq!(witnesses.iter().len(), 2);
+    }
+
+    #[test]
+    fn what_a_checkpoint_held_must_be_sorted() {
+        let kept = |sequences: &[u64]| Witnesses::from_sorted(sequences.iter().map(|n| witness(*n)).collect());
+        let whole = kept(&[1, 2, 9]).expect("sorted");
+        assert!(whole.iter().copied().eq([witness(1), witness(2), witness(9)]));
+        assert_eq!((kept(&[1, 9, 2]), kept(&[1, 1]), kept(&[])), (None, None, Some(Witnesses::default())));
+    }
+
+    #[test]
+    fn each_is_found_by_the_bounds_that_hold_it() {
+        let mut witnesses = Witnesses::default();
+        witnesses.extend([3, 5, 8].map(witness));
+        let found = |low, below| witnesses.newest_in(low, below).map(|w| w.sequence());
+        for (low, below, expected) in
+            [(0, 3, None), (0, 4, Some(3)), (3, 5, Some(3)), (4, 5, None), (5, 8, Some(5)), (0, u64::MAX, Some(8))]
+        {
+            assert_eq!(found(low, below), expected, "{low}..{below}");
+        }
+        assert!([3, 5, 8].iter().all(|n| witnesses.holds(&witness(*n))) && !witnesses.holds(&witness(4)));
+        assert!(!witnesses.holds(&Witness { digest: 1, ..witness(5) }));
+        witnesses.retain(|witness| witness.sequence() != 5);
+        assert!(witnesses.iter().copied().eq([witness(3), witness(8)]));
+    }
+
+    #[test]
+    fn records_in_any_order_are_sorted() {
+        let mut witnesses = Witnesses::default();
+        witnesses.extend([9, 7, 2].map(witness));
+        witnesses.extend([8, 1].map(witness));
+        assert!(witnesses.iter().map(Witness::sequence).eq([1, 2, 7, 8, 9]));
+    }
+
+    #[test]
+    fn a_flush_boundary_is_the_newest_record_of_a_flush_that_had_some() {
+        let boundaries = |witnesses: &Witnesses| -> Vec<u64> {
+            witnesses.kept.iter().filter(|kept| kept.boundary).map(|kept| kept.witness.sequence()).collect()
+        };
+        let mut witnesses = Witnesses::default();
+        witnesses.extend([1, 2].map(witness));
+        witnesses.extend([3, 4, 5].map(witness));
+        assert_eq!(boundaries(&witnesses), [2, 5]);
+        witnesses.retain(|witness| witness.sequence() < 5);
+        witnesses.extend([]);
+        assert_eq!(boundaries(&witnesses), [2]);
     }
 }

@@ -132,7 +132,33 @@ fn every_changed_or_cut_claim_is_an_error() {
     for length in 1..bytes.len() {
         assert!(Claim::from_bytes(bytes.get(..length).unwrap_or_default().to_vec()).is_err(), "{length}");
     }
-    assert!(Claim::from_bytes(vec![0; Claim::MAX_LEN + 1]).is_err());
+}
+
+/// A claim of one span, encoded to this many bytes.
+fn claim_of(length: usize) -> Claim {
+    let coverage = Coverage::from_spans(vec![Span::of(1, witness(9, 5, 1))]).expect("a sane span");
+    let with = |name: usize| ClaimBody { source: Source::new("s".repeat(name)), coverage: coverage.clone(), ..claim() };
+    let encode = |name| with(name).encode().expect("it can be encoded");
+    // The length of a long name takes more bytes than that of a short one.
+    let around = encode(60_000).as_bytes().len() - 60_000;
+    encode(length - around)
+}
+
+#[test]
+fn a_claim_may_be_as_long_as_its_limit() {
+    let longest = claim_of(Claim::MAX_LEN);
+    assert_eq!((Claim::MAX_LEN, longest.as_bytes().len()), (65_536, 65_536));
+    let decoded = ClaimBody::decode(longest.as_bytes()).expect("it is whole").expect("it is not empty");
+    assert_eq!(decoded.coverage.len(), 1);
+    assert_eq!(Claim::from_bytes(longest.as_bytes().to_vec()), Ok(longest));
+    let longer = claim_of(Claim::MAX_LEN + 100);
+    let error = Claim::from_bytes(longer.as_bytes().to_vec()).expect_err("no span is left, and it is too long");
+    assert!(error.to_string().contains("at most 65536"), "{error}");
+}
+
+#[test]
+fn a_checkpoint_as_large_as_a_file_can_hold_is_read() {
+    assert_eq!(LIMIT, 67_108_864);
 }
 
 #[test]
@@ -160,4 +186,38 @@ fn a_claim_of_many_spans_says_less_and_stays_within_its_limit() {
         assert_eq!(coverage.find(span.last), Some(span));
     }
     assert!(decoded.coverage.spans().filter(|span| span.last - span.first == 5).count() == 200, "the largest are kept");
+}
+
+/// What is left of a claim of spans of these lengths, and how many bytes it takes.
+fn shortened(lengths: impl Iterator<Item = u64>) -> (Vec<Span>, Vec<Span>, usize) {
+    let (mut coverage, mut at) = (Coverage::default(), 1_u64);
+    for length in lengths {
+        let last = at + length;
+        let time = i64::try_from(last).unwrap_or(0) * 1_000_000_000;
+        coverage.insert(Span::of(at, witness(last, time, 0x8000_0000)), 1);
+        at = last + 2;
+    }
+    let all = coverage.spans().copied().collect();
+    let encoded = ClaimBody { coverage, ..claim() }.encode().expect("it can be encoded");
+    let decoded = ClaimBody::decode(encoded.as_bytes()).expect("it is whole").expect("it is not empty");
+    (all, decoded.coverage.spans().copied().collect(), encoded.as_bytes().len())
+}
+
+#[test]
+fn a_shortened_claim_keeps_the_largest_spans_and_at_least_a_third_of_its_room() {
+    let (all, kept, length) = shortened((0..6_000).map(|n| n * 7_919 % 6_007));
+    assert!((Claim::MAX_LEN / 3..=Claim::MAX_LEN).contains(&length), "{length}");
+    let size = |span: &Span| span.last - span.first;
+    let least = kept.iter().map(size).min();
+    let most = all.iter().filter(|span| !kept.contains(span)).map(size).max();
+    assert!(most.is_some() && most < least, "{most:?} {least:?}");
+}
+
+#[test]
+fn a_shortened_claim_of_equal_spans_keeps_the_newest() {
+    for length in [0, 3] {
+        let (all, kept, bytes) = shortened((0..6_000).map(|_| length));
+        assert!((Claim::MAX_LEN / 3..=Claim::MAX_LEN).contains(&bytes), "{bytes}");
+        assert!(all.ends_with(&kept));
+    }
 }

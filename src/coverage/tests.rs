@@ -180,11 +180,12 @@ fn step(rng: &mut Rng, coverage: &mut Coverage, model: &mut Model) -> String {
             let Some(span) = here else { return "nothing to cut".to_owned() };
             let at = span.first + rng.below(span.last - span.first + 1);
             let witness = some_witness(rng, at);
-            coverage.truncate(index, witness);
+            let latest = i64::try_from(rng.below(40)).unwrap_or(0);
+            coverage.truncate(index, witness, latest);
             let entry = &mut model.0[index].span;
             entry.last = witness.sequence();
-            entry.latest = witness.id.published;
-            entry.earliest = entry.earliest.min(entry.latest);
+            entry.latest = latest.min(entry.latest).max(witness.id.published);
+            entry.earliest = entry.earliest.min(witness.id.published);
             entry.witness = witness;
             format!("cut span {index} at {witness:?}")
         }

@@ -127,7 +127,6 @@ fn take<const N: usize>(rest: &mut &[u8]) -> [u8; N] {
 
 #[cfg(test)]
 mod tests {
-
     use super::*;
 
     fn read(frame: &[u8]) -> Result<Option<(Header, Bytes)>, String> {
@@ -148,6 +147,12 @@ mod tests {
             assert_eq!(body, bytes);
         }
         assert_eq!(read(&[0; 4096]), Ok(None));
+    }
+
+    #[test]
+    fn the_limits_are_those_of_the_format() {
+        assert_eq!((HEADER, OVERHEAD, BLOCK), (24, 28, 4_096));
+        assert_eq!((MAX_BODY, MAX_COUNTER), (67_108_836, 9_223_372_036_854_775_807));
     }
 
     #[test]
