@@ -50,8 +50,8 @@ impl SkipTracker {
 mod tests {
     use super::*;
 
-    const fn run(count: u64, first: u64, last: u64) -> Option<SkipRun> {
-        Some(SkipRun { count, first, last })
+    const fn run(count: u64, first: u64, last: u64) -> SkipRun {
+        SkipRun { count, first, last }
     }
 
     #[test]
@@ -59,15 +59,15 @@ mod tests {
         let mut tracker = SkipTracker::default();
         assert_eq!((tracker.end(), tracker.flushed()), (None, None));
         assert_eq!([5, 7, 6].map(|sequence| tracker.skipped(sequence)), [true, false, false]);
-        assert_eq!(tracker.end(), run(3, 5, 6));
+        assert_eq!(tracker.end(), Some(run(3, 5, 6)));
         assert!(tracker.skipped(8), "a run begins anew");
         assert_eq!(tracker.flushed(), None, "it grew");
         assert!(!tracker.skipped(9));
-        assert_eq!((tracker.flushed(), tracker.flushed()), (None, run(2, 8, 9)));
+        assert_eq!((tracker.flushed(), tracker.flushed()), (None, Some(run(2, 8, 9))));
         assert_eq!((tracker.flushed(), tracker.end()), (None, None));
         assert!(tracker.skipped(10));
-        assert_eq!(tracker.end(), run(1, 10, 10));
+        assert_eq!(tracker.end(), Some(run(1, 10, 10)));
         assert!(tracker.skipped(11), "what ended leaves nothing behind");
-        assert_eq!(tracker.end(), run(1, 11, 11));
+        assert_eq!(tracker.end(), Some(run(1, 11, 11)));
     }
 }

@@ -44,8 +44,6 @@ struct Starting {
     connection: u64,
     step: Step,
     position: Option<Box<Position>>,
-    /// The consumer is known to be fresh and to begin above this sequence.
-    start: Option<u64>,
     suspect: Option<u64>,
     not_before: Duration,
 }
@@ -474,3 +472,6 @@ fn in_progress(window: &mut Window) -> Vec<(Subject, Answer)> {
 fn place(position: &Position) -> ConsumerPosition {
     ConsumerPosition::new(position.delivered, position.stands_at())
 }
+
+#[cfg(test)]
+mod tests;

@@ -65,21 +65,20 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
-    /// A session's chain. `start`: the consumer is known to be fresh and to begin above this stream sequence.
-    pub(crate) const fn new(dense: bool, start: Option<u64>) -> Self {
-        Self { dense, consumer_sequence: 0, first: None, before: start }
+    /// A session's chain. It begins with the first delivery: where a fresh consumer begins is no link, since somebody may
+    /// have moved it since it was asked.
+    pub(crate) const fn new(dense: bool) -> Self {
+        Self { dense, consumer_sequence: 0, first: None, before: None }
     }
 
     /// Takes a delivery: says which stream sequence it follows with nothing of the source between, or why the session is
     /// over.
     pub(crate) fn take(&mut self, delivery: &Delivery) -> Result<Option<u64>, SessionEnd> {
         let now = delivery.consumer_sequence;
-        let known_start = self.consumer_sequence == 0 && self.before.is_some();
         if now <= self.consumer_sequence {
             return Err(SessionEnd::ConsumerRestarted { before: self.consumer_sequence, now });
         }
-        let next = now == self.consumer_sequence + 1 || fault::is(Fault::MergeOverBrokenChain);
-        let unbroken = next && (self.consumer_sequence > 0 || known_start);
+        let unbroken = now == self.consumer_sequence + 1 || fault::is(Fault::MergeOverBrokenChain);
         self.consumer_sequence = now;
         let sequence = delivery.id.sequence;
         if delivery.times > 1 {
@@ -91,8 +90,7 @@ impl Chain {
         {
             return Err(SessionEnd::WentBack { before, now: sequence });
         }
-        let follows = self.before.replace(sequence).filter(|_| unbroken && self.dense);
-        Ok(follows.filter(|before| *before < sequence))
+        Ok(self.before.replace(sequence).filter(|_| unbroken && self.dense))
     }
 }
 
@@ -175,7 +173,7 @@ mod tests {
 
     #[test]
     fn consecutive_first_deliveries_follow_one_another() {
-        let mut chain = Chain::new(true, None);
+        let mut chain = Chain::new(true);
         assert_eq!(chain.take(&delivery(3, 5, 1)), Ok(None));
         assert_eq!(chain.take(&delivery(9, 6, 1)), Ok(Some(3)));
         assert_eq!(chain.take(&delivery(12, 8, 1)), Ok(None), "one was missed");
@@ -185,22 +183,18 @@ mod tests {
     }
 
     #[test]
-    fn a_fresh_consumer_is_known_to_begin_somewhere() {
-        let mut chain = Chain::new(true, Some(10));
-        assert_eq!(chain.take(&delivery(16, 1, 1)), Ok(Some(10)));
-        let mut chain = Chain::new(true, Some(10));
-        assert_eq!(chain.take(&delivery(16, 2, 1)), Ok(None), "the first delivery went elsewhere");
-        let mut chain = Chain::new(false, Some(10));
-        assert_eq!(chain.take(&delivery(16, 1, 1)), Ok(None), "last per subject is no chain");
+    fn last_per_subject_is_no_chain() {
+        let mut chain = Chain::new(false);
+        assert_eq!(chain.take(&delivery(16, 1, 1)), Ok(None));
         assert_eq!(chain.take(&delivery(17, 2, 1)), Ok(None));
     }
 
     #[test]
     fn what_goes_back_ends_the_session() {
-        let mut chain = Chain::new(true, None);
+        let mut chain = Chain::new(true);
         chain.take(&delivery(20, 20, 1)).expect("in order");
         assert_eq!(chain.take(&delivery(16, 21, 1)), Err(SessionEnd::WentBack { before: 20, now: 16 }));
-        let mut chain = Chain::new(true, None);
+        let mut chain = Chain::new(true);
         chain.take(&delivery(20, 20, 1)).expect("in order");
         assert_eq!(chain.take(&delivery(21, 1, 1)), Err(SessionEnd::ConsumerRestarted { before: 20, now: 1 }));
     }

@@ -26,7 +26,6 @@ impl Plan {
                 connection: connection.count,
                 step: Step::Find,
                 position: None,
-                start: None,
                 suspect: None,
                 not_before: Duration::ZERO,
             });
@@ -39,9 +38,6 @@ impl Plan {
             (Phase::Starting(starting), Some(position)) => {
                 let marked = position.mark() == Some(self.mark.as_str());
                 starting.step = if marked { Step::Look } else { Step::Mark };
-                // One that never delivered anything begins where it says it stands.
-                let fresh = position.deliveries == 0 && position.ack_pending == 0;
-                starting.start = starting.start.or_else(|| fresh.then_some(position.delivered));
                 starting.position = Some(Box::new(position));
             }
             (Phase::Starting(starting), None) => starting.step = Step::Make,
@@ -67,7 +63,6 @@ impl Plan {
     /// The consumer was made.
     pub(crate) fn made(&mut self, moved: Moved) {
         if let Phase::Starting(starting) = &mut self.phase {
-            starting.start = Some(moved.to.saturating_sub(1));
             starting.position = Some(Box::new(moved.position));
             starting.step = Step::Look;
         }
@@ -123,7 +118,7 @@ impl Plan {
     /// The subscription stands: the session runs. If what is with the sink from the sessions before went from the stream
     /// since, nothing will come that makes a flush due.
     pub(crate) fn subscribed(&mut self, now: Duration) {
-        if let Phase::Starting(Starting { connection, position: Some(position), start, .. }) = &self.phase {
+        if let Phase::Starting(Starting { connection, position: Some(position), .. }) = &self.phase {
             let config = &position.config;
             let window = u64::try_from(config.max_ack_pending).ok().filter(|window| *window > 0);
             // Twice within an ack deadline, with time for the way to the server.
@@ -138,7 +133,7 @@ impl Plan {
                 connection: *connection,
                 created: position.created,
                 filters: position.filters(),
-                chain: Chain::new(!matches!(config.deliver_policy, DeliverPolicy::LastPerSubject), *start),
+                chain: Chain::new(!matches!(config.deliver_policy, DeliverPolicy::LastPerSubject)),
                 ack_all: matches!(config.ack_policy, AckPolicy::All),
                 answers: Vec::new(),
                 last: false,
