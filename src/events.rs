@@ -272,6 +272,20 @@ pub(crate) fn passed_over(source: &Source, consumer: &str, sequence: u64) {
     );
 }
 
+pub(crate) fn shared(source: &Source, consumer: &str, count: u64) {
+    warn!(
+        name: "replay_guard.shared", target: TARGET,
+        source = %source,
+        consumer,
+        count,
+        "somebody else takes deliveries of this consumer: give each worker a consumer of its own, with filters that do not overlap"
+    );
+}
+
+pub(crate) fn paused(source: &Source, consumer: &str, until: i64) {
+    info!(name: "replay_guard.paused", target: TARGET, source = %source, consumer, until, "the consumer is paused");
+}
+
 pub(crate) fn foreign(source: &Source, id: RecordId, subject: &str) {
     let (sequence, published) = (id.sequence, id.published);
     warn!(

@@ -79,6 +79,16 @@ mod tests {
     }
 
     #[test]
+    fn a_detached_reply_keeps_no_payload_alive() {
+        let buffer = Bytes::from(b"$JS.ACK.x and a large payload".to_vec());
+        let reply = Subject::from_utf8(buffer.slice(..9)).expect("text");
+        let kept = detached(&reply);
+        drop(reply);
+        assert_eq!(kept.as_str(), "$JS.ACK.x");
+        assert!(buffer.is_unique());
+    }
+
+    #[test]
     fn anything_else_is_no_delivery() {
         for subject in [
             "",

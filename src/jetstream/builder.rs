@@ -10,6 +10,7 @@ use futures_util::future::BoxFuture;
 
 use super::denials::Denials;
 use super::driver::{Driver, DriverError};
+use super::plan::CHECK_EVERY;
 use super::resume::Start;
 use crate::dead_letter::{DeadLetters, Hook, shared};
 use crate::error::SinkFailure;
@@ -41,6 +42,7 @@ pub struct DriverBuilder {
     pub(super) store: StoreFactory,
     pub(super) flush: FlushEvery,
     pub(super) fast_forward: bool,
+    pub(super) check_every: Duration,
     pub(super) start: Option<Start>,
     pub(super) on_damage: OnDamage,
     pub(super) max_spans: usize,
@@ -71,6 +73,7 @@ impl DriverBuilder {
             store: Box::new(|source| Box::new(FileStore::new("state", source))),
             flush: FlushEvery { count: 1_000, bytes: 64 * 1024 * 1024, age: Duration::from_secs(5) },
             fast_forward: true,
+            check_every: CHECK_EVERY,
             start: None,
             on_damage: OnDamage::WriteAgain,
             max_spans: 10_000,
@@ -141,6 +144,15 @@ impl DriverBuilder {
         self
     }
 
+    /// How often, while a session lasts, the newest archived message is read back and the consumer is looked at; 60 seconds if
+    /// nothing is said, 10 milliseconds at least. Four requests each time, and all that an idle stream costs beside one pull a
+    /// minute. A fork of a stream to which nobody publishes, a consumer that passed over a message, and a second worker on
+    /// it are found this soon, or in twice or three times as long.
+    pub fn check_every(mut self, interval: Duration) -> Self {
+        self.check_every = interval.max(Duration::from_millis(10));
+        self
+    }
+
     /// Where archiving begins. Counts only if the store never held this source.
     pub const fn start(mut self, start: Start) -> Self {
         self.start = Some(start);
@@ -159,7 +171,8 @@ impl DriverBuilder {
         self
     }
 
-    /// Notes of the connection's events, so that a missing permission is told from a missing answer.
+    /// Notes of the connection's events, so that a missing permission is told from a missing answer at any time. Without them
+    /// it is at the opening only, and only where the user may ask the server what it may do.
     pub fn denials(mut self, denials: Denials) -> Self {
         self.denials = denials;
         self

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::time::Duration;
 
 use async_nats::jetstream::Context;
 use async_nats::jetstream::consumer::Config;
@@ -12,6 +13,7 @@ use super::consumer::Consumer;
 use super::error::ConsumerError;
 use super::observe::StreamObserver;
 use super::pace::Backoff;
+use super::permissions;
 use super::resume::{self, First, Start, StartError};
 use super::settings::{self, Expected};
 use crate::dead_letter::Hook;
@@ -87,6 +89,8 @@ pub struct Status {
     pub remaining: u64,
     /// How many sessions were begun.
     pub sessions: u64,
+    /// How often somebody else was found to take deliveries of the consumer; once in a session at most.
+    pub shared: u64,
 }
 
 /// How a driver ended.
@@ -113,6 +117,7 @@ pub struct Driver<S> {
     pub(super) config: Config,
     pub(super) flush: FlushEvery,
     pub(super) fast_forward: bool,
+    pub(super) check_every: Duration,
     on_damage: OnDamage,
     max_spans: usize,
     hook: Option<Hook>,
@@ -121,7 +126,7 @@ pub struct Driver<S> {
     pub(super) guard: Guard<S>,
     /// What guards before this one counted.
     past: Counters,
-    status: watch::Sender<Status>,
+    pub(super) status: watch::Sender<Status>,
 }
 
 impl<S> std::fmt::Debug for Driver<S> {
@@ -180,13 +185,26 @@ impl<S: Sink + 'static> Driver<S> {
         };
         // The server may be away: nothing is opened, and no sink is made, before it answers.
         let mut backoff = Backoff::new(Backoff::seed());
-        while let Err(error) = observer.stream().await {
+        let mut permissions = None;
+        loop {
+            if permissions.is_none() {
+                permissions = permissions::check(context.client(), &source, &consumer).await?;
+            }
+            let Err(error) = observer.stream().await else { break };
             if !error.is_retriable() || matches!(error, ObserveError::NoStream { .. }) {
                 return Err(OpenError::Observe(error).into());
             }
             let wait = backoff.wait();
             events::retry(&source, "open", &error.to_string(), wait);
             tokio::time::sleep(wait).await;
+        }
+        if let Some(missing) = permissions.filter(|missing| !missing.is_empty()) {
+            let setting = format!(
+                "there is no permission to publish to {}: a consumer that forgot what is archived, or is damaged, may not \
+                 be moved or replaced",
+                missing.join(", ")
+            );
+            events::setting(&source, consumer.name(), &setting);
         }
         let sink = match (sink, &mut factory) {
             (Some(sink), _) => sink,
@@ -214,6 +232,7 @@ impl<S: Sink + 'static> Driver<S> {
             config,
             flush: builder.flush,
             fast_forward: builder.fast_forward,
+            check_every: builder.check_every,
             on_damage: builder.on_damage,
             max_spans: builder.max_spans,
             hook: builder.hook,
@@ -388,10 +407,7 @@ impl<O: Observer + Clone + 'static> Opener<'_, O> {
         }
         let found = consumer.find().await?;
         if let Some(position) = &found {
-            let expected = Expected::new(self.flush.count, self.flush.age);
-            for warning in consumer.check(&position.config, expected)? {
-                events::setting(self.source, consumer.name(), &warning.to_string());
-            }
+            self.check(&consumer, &position.config)?;
         }
         opening.recover(&mut sink).await?;
         let id = opening.state_id().to_string();
@@ -410,7 +426,9 @@ impl<O: Observer + Clone + 'static> Opener<'_, O> {
             (Some(_), None) => _ = consumer.mark(&id).await?,
             // The first one of this source; later ones are made, with an event, when a session begins.
             (None, _) if fresh => match consumer.create(&config, guard.floor().saturating_add(1), &id).await {
-                Ok(_) | Err(ConsumerError::Damaged { .. }) => {}
+                // The stream's own limits for consumers fill in what is not said.
+                Ok(made) => self.check(&consumer, &made.position.config)?,
+                Err(ConsumerError::Damaged { .. }) => {}
                 Err(error) => return Err(error.into()),
             },
             (None, _) => {}
@@ -418,6 +436,15 @@ impl<O: Observer + Clone + 'static> Opener<'_, O> {
         // It may keep messages of an interest stream until the one in use is known to deliver them.
         let leftover = switched.then(|| Box::new(spare));
         Ok(Opened { guard, config, consumer, leftover })
+    }
+
+    /// What is wrong with a consumer is an error, what could be better an event.
+    fn check(&self, consumer: &Consumer, config: &Config) -> Result<(), ConsumerError> {
+        let expected = Expected::new(self.flush.count, self.flush.age);
+        for warning in consumer.check(config, expected)? {
+            events::setting(self.source, consumer.name(), &warning.to_string());
+        }
+        Ok(())
     }
 }
 

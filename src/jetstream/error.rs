@@ -57,10 +57,10 @@ pub enum ConsumerError {
         /// What the server said.
         reason: String,
     },
-    /// The user has no permission; said only where [`Denials`](super::Denials) are noted.
+    /// The user has no permission. Found when a driver opens, and later where [`Denials`](super::Denials) are noted.
     #[error("permission denied for {subject}: {reason}")]
     Denied {
-        /// The API subject that was refused, without its prefix.
+        /// The subject that was refused; without the API prefix where a request was.
         subject: String,
         /// What the server said.
         reason: String,

@@ -13,6 +13,7 @@ pub(crate) mod driver;
 pub(crate) mod error;
 pub(crate) mod observe;
 pub(crate) mod pace;
+mod permissions;
 pub(crate) mod plan;
 pub(crate) mod position;
 mod pull;

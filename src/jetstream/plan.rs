@@ -2,6 +2,7 @@
 //! executes. The same plan runs in the simulation.
 
 mod action;
+mod others;
 mod reports;
 mod start;
 
@@ -20,10 +21,11 @@ use crate::sink::Reason;
 
 use self::reports::Reports;
 pub(crate) use action::{Action, Connection, Note, Taken};
+use others::Others;
 pub(crate) use reports::{LAST, LONG};
 
-/// How often the newest witness is read back and the consumer's position is compared with the floor.
-const CHECK_EVERY: Duration = Duration::from_secs(60);
+/// How often the newest witness is read back and the consumer's position is compared with the floor, if nothing else is said.
+pub(crate) const CHECK_EVERY: Duration = Duration::from_secs(60);
 /// How long after the first look at a consumer that seems to have passed over a message the second one comes.
 const SECOND_LOOK: Duration = Duration::from_millis(300);
 /// The shortest time between two rounds of in-progress acks.
@@ -55,6 +57,7 @@ struct Running {
     created: i64,
     filters: Vec<String>,
     chain: Chain,
+    others: Others,
     ack_all: bool,
     /// What a flush permitted and was not sent yet.
     answers: Vec<(Subject, Answer)>,
@@ -130,6 +133,9 @@ pub(crate) struct Plan {
     jump: Jump,
     /// Rejected records that wait for the dead-letter hook, over sessions.
     reports: Reports,
+    check_every: Duration,
+    /// Until when the consumer is paused, as it was last told.
+    paused_until: Option<i64>,
     /// Why sessions ended and tries failed, for the events, oldest first.
     notes: Vec<Note>,
 }
@@ -160,8 +166,16 @@ impl Plan {
             carried: Carried { pending: false, full: false },
             jump: Jump { allowed: fast_forward, verified_through: None, last: None, under_way: false },
             reports: Reports::new(seed.rotate_left(32)),
+            check_every: CHECK_EVERY,
+            paused_until: None,
             notes: Vec::new(),
         }
+    }
+
+    /// The same, with this long from one check to the next.
+    #[must_use]
+    pub(crate) fn checking_every(self, check_every: Duration) -> Self {
+        Self { check_every, ..self }
     }
 
     /// The wish to stop came.
@@ -200,7 +214,7 @@ impl Plan {
     pub(crate) fn round(&self) -> Duration {
         match &self.phase {
             Phase::Running(running) => running.round,
-            Phase::Between | Phase::Starting(_) | Phase::WoundUp => CHECK_EVERY,
+            Phase::Between | Phase::Starting(_) | Phase::WoundUp => self.check_every,
         }
     }
 
@@ -239,6 +253,7 @@ impl Plan {
                     self.end(&SessionEnd::Reconnected, now);
                     return self.next(now, connection);
                 }
+                running.others.done();
                 if !running.answers.is_empty() {
                     return Action::Answer(std::mem::take(&mut running.answers));
                 }
@@ -267,7 +282,7 @@ impl Plan {
                     return Action::Look(position);
                 }
                 if now >= running.next_check {
-                    running.next_check = now.saturating_add(CHECK_EVERY);
+                    running.next_check = now.saturating_add(self.check_every);
                     running.checking = true;
                     return Action::Find;
                 }
@@ -277,7 +292,11 @@ impl Plan {
                 }
                 let wake =
                     [self.pace.deadline(), self.reports.deadline()].into_iter().flatten().fold(wake, Duration::min);
-                if self.reports.is_full(self.flush) { Action::Wait(wake) } else { Action::Pull(wake) }
+                if self.reports.is_full(self.flush) {
+                    return Action::Wait(wake);
+                }
+                running.others.asks();
+                Action::Pull(wake)
             }
         }
     }
@@ -309,6 +328,7 @@ impl Plan {
         match taken {
             Ok(follows) => {
                 running.remaining = delivery.remaining;
+                running.others.took(delivery.consumer_sequence);
                 if ours { Taken::Offer { follows } } else { Taken::Dropped }
             }
             Err(end) => {
@@ -475,3 +495,5 @@ fn place(position: &Position) -> ConsumerPosition {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod trials;

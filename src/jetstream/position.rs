@@ -26,6 +26,8 @@ pub struct Position {
     pub ack_pending: u64,
     /// Messages not delivered yet.
     pub pending: u64,
+    /// Until when it is paused and delivers nothing, Unix nanoseconds; `None` if it is not. Servers from 2.11.
+    pub paused_until: Option<i64>,
     /// Its configuration, defaults filled in by the server.
     pub config: Config,
 }
@@ -82,6 +84,13 @@ pub(super) struct Info {
     ack_floor: SequenceInfo,
     num_ack_pending: u64,
     num_pending: u64,
+    #[serde(default)]
+    paused: bool,
+    /// Nanoseconds, as of `ts`.
+    #[serde(default)]
+    pause_remaining: i64,
+    #[serde(default)]
+    ts: String,
 }
 
 impl Info {
@@ -89,7 +98,10 @@ impl Info {
         let created = unix_nanos(&self.created).ok_or_else(|| ConsumerError::Unavailable {
             reason: format!("the consumer's creation time is {:?}", self.created),
         })?;
+        // A pause whose end cannot be read is one all the same.
+        let until = || unix_nanos(&self.ts).unwrap_or(0).saturating_add(self.pause_remaining);
         Ok(Position {
+            paused_until: self.paused.then(until),
             created,
             delivered: self.delivered.stream_sequence,
             deliveries: self.delivered.consumer_sequence,
@@ -107,7 +119,16 @@ mod tests {
 
     fn position(delivered: u64, ack_floor: u64, ack_pending: u64, deliver_policy: DeliverPolicy) -> Position {
         let config = Config { deliver_policy, ..Config::default() };
-        Position { created: 0, delivered, deliveries: 0, ack_floor, ack_pending, pending: 0, config }
+        Position {
+            created: 0,
+            delivered,
+            deliveries: 0,
+            ack_floor,
+            ack_pending,
+            pending: 0,
+            paused_until: None,
+            config,
+        }
     }
 
     #[test]

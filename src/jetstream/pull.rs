@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use async_nats::jetstream::consumer::Config;
 use async_nats::{Client, Message, Subscriber};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
@@ -10,9 +11,9 @@ use tokio::time::{Instant, sleep_until};
 use super::pace::Backoff;
 use super::session::SessionEnd;
 
-/// How long a pull waits for messages.
-const EXPIRES: Duration = Duration::from_secs(30);
-/// How often the server says that it is still there; at most half of `EXPIRES`, or the server refuses.
+/// How long a pull waits for messages, if the consumer allows it.
+const EXPIRES: Duration = Duration::from_secs(60);
+/// How often the server says that it is still there; never more than half of the time a pull waits, or the server refuses.
 const HEARTBEAT: Duration = Duration::from_secs(5);
 /// A pull that ends sooner than this without a message is not repeated at once.
 const EARLY: Duration = Duration::from_millis(500);
@@ -23,6 +24,29 @@ pub(crate) struct Batch {
     pub(crate) messages: usize,
     /// Payload, subject and headers of what one pull sends, in bytes.
     pub(crate) bytes: usize,
+    /// How long it waits for messages.
+    expires: Duration,
+    heartbeat: Duration,
+    /// The consumer takes one pull at a time. A second one is refused, and with heartbeats nobody says so.
+    single: bool,
+}
+
+impl Batch {
+    /// So many messages and bytes, or as many as the consumer allows in one pull: one that asks for more is refused.
+    pub(crate) fn within(messages: usize, bytes: usize, config: &Config) -> Self {
+        let least = |ours: usize, theirs: i64| match usize::try_from(theirs) {
+            Ok(theirs @ 1..) => ours.min(theirs),
+            _ => ours,
+        };
+        let expires = if config.max_expires.is_zero() { EXPIRES } else { EXPIRES.min(config.max_expires) };
+        Self {
+            messages: least(messages, config.max_batch),
+            bytes: least(bytes, config.max_bytes),
+            expires,
+            heartbeat: HEARTBEAT.min(expires / 2),
+            single: config.max_waiting == 1,
+        }
+    }
 }
 
 /// What a status message means for the session.
@@ -103,7 +127,7 @@ impl Pull {
             if self.is_short() && self.not_before.is_none_or(|at| Instant::now() >= at) {
                 self.ask().await?;
             }
-            let silent = self.heard + HEARTBEAT * 2;
+            let silent = self.heard + self.batch.heartbeat * 2;
             let wake = self.not_before.filter(|_| self.is_short()).map_or(silent, |at| at.min(silent));
             let message = tokio::select! {
                 biased;
@@ -146,12 +170,12 @@ impl Pull {
 
     /// Whether more is to be asked for. A message that is asked for alone is asked for once.
     const fn is_short(&self) -> bool {
-        self.wanted <= if self.large { 0 } else { self.batch.messages / 2 }
+        self.wanted <= if self.large || self.batch.single { 0 } else { self.batch.messages / 2 }
     }
 
     async fn ask(&mut self) -> Result<(), SessionEnd> {
         let (messages, bytes) = if self.large { (1, None) } else { (self.batch.messages, Some(self.batch.bytes)) };
-        let (expires, heartbeat) = (EXPIRES.as_nanos(), HEARTBEAT.as_nanos());
+        let (expires, heartbeat) = (self.batch.expires.as_nanos(), self.batch.heartbeat.as_nanos());
         let limit = bytes.map(|bytes| format!(r#","max_bytes":{bytes}"#)).unwrap_or_default();
         let request = format!(r#"{{"batch":{messages},"expires":{expires},"idle_heartbeat":{heartbeat}{limit}}}"#);
         self.client
@@ -172,6 +196,21 @@ impl Pull {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pull_asks_for_what_the_consumer_allows() {
+        let free = Batch::within(1_000, 1 << 20, &Config::default());
+        assert_eq!((free.messages, free.bytes, free.expires, free.single), (1_000, 1 << 20, EXPIRES, false));
+        let max_expires = Duration::from_secs(3);
+        let strict = Config { max_batch: 7, max_bytes: 500, max_expires, max_waiting: 1, ..Config::default() };
+        let strict = Batch::within(1_000, 1 << 20, &strict);
+        assert_eq!((strict.messages, strict.bytes, strict.expires, strict.single), (7, 500, max_expires, true));
+        for batch in [free, strict] {
+            assert!(batch.heartbeat * 2 <= batch.expires, "the server refuses {batch:?}");
+        }
+        let wide = Config { max_batch: 5_000, max_bytes: 1 << 30, max_expires: EXPIRES * 2, ..Config::default() };
+        assert_eq!(Batch::within(1_000, 1 << 20, &wide), free);
+    }
 
     #[test]
     fn the_ordinary_end_of_a_pull_is_no_end_of_the_session() {

@@ -111,7 +111,16 @@ mod tests {
             config.metadata.insert(METADATA_KEY.to_owned(), mark.to_owned());
         }
         let ack_pending = delivered - ack_floor;
-        Position { created: 0, delivered, deliveries: 0, ack_floor, ack_pending, pending: 0, config }
+        Position {
+            created: 0,
+            delivered,
+            deliveries: 0,
+            ack_floor,
+            ack_pending,
+            pending: 0,
+            paused_until: None,
+            config,
+        }
     }
 
     fn decide(

@@ -67,6 +67,7 @@ impl<S: Sink + 'static> Driver<S> {
         let mark = self.guard.state_id().to_string();
         let (move_to, floor) = (self.guard.move_pending(), self.guard.floor());
         let plan = Plan::new(limits, self.fast_forward, mark, move_to, floor, Backoff::seed());
+        let plan = plan.checking_every(self.check_every);
         let mut run = Run { plan, pull: None, began: Instant::now() };
         loop {
             if stop.came() {
@@ -105,6 +106,11 @@ impl<S: Sink + 'static> Driver<S> {
                 Note::SessionEnded(why) => events::session_ended(source, &why),
                 Note::Retry { what, why, wait } => events::retry(source, what, &why, wait),
                 Note::PassedOver(sequence) => events::passed_over(source, consumer, sequence),
+                Note::Shared { count } => {
+                    events::shared(source, consumer, count);
+                    self.status.send_modify(|status| status.shared += 1);
+                }
+                Note::Paused { until } => events::paused(source, consumer, until),
             }
         }
     }
@@ -126,6 +132,7 @@ impl<S: Sink + 'static> Driver<S> {
                     if let Some(position) = &position {
                         let expected = Expected::new(self.flush.count, self.flush.age);
                         self.consumer.check(&position.config, expected)?;
+                        self.config = position.config.clone();
                     }
                     run.plan.found(position, run.now());
                 }
@@ -168,10 +175,9 @@ impl<S: Sink + 'static> Driver<S> {
             }
             Action::Subscribe => {
                 remove_leftover(&mut self.leftover, self.consumer.name(), &mark).await;
-                let batch = Batch {
-                    messages: usize::try_from(self.flush.count.clamp(1, BATCH)).unwrap_or(1),
-                    bytes: usize::try_from(self.flush.bytes.max(BATCH_BYTES)).unwrap_or(usize::MAX),
-                };
+                let count = usize::try_from(self.flush.count.clamp(1, BATCH)).unwrap_or(1);
+                let bytes = usize::try_from(self.flush.bytes.max(BATCH_BYTES)).unwrap_or(usize::MAX);
+                let batch = Batch::within(count, bytes, &self.config);
                 let prefix =
                     self.source.domain().map_or_else(|| "$JS.API".to_owned(), |domain| format!("$JS.{domain}.API"));
                 let client = self.context.client();

@@ -68,20 +68,28 @@ impl std::fmt::Display for Warning {
         match self {
             Self::AckWindow { max_ack_pending, flush_count } => write!(
                 f,
-                "max_ack_pending is {max_ack_pending}, below {}, twice the flush count of {flush_count}: pulling \
-                 pauses while a flush runs",
+                "max_ack_pending is {max_ack_pending}: pulling pauses while a flush runs; set it to {} or more, twice the \
+                 flush count of {flush_count}",
                 flush_count.saturating_mul(2)
             ),
             Self::MaxDeliver { deliveries } => {
-                write!(f, "max_deliver is {deliveries}: the server gives up a message after so many deliveries")
+                write!(
+                    f,
+                    "max_deliver is {deliveries}: the server gives up a message after so many deliveries, and each try of a \
+                     sink that is down costs one; set it to -1"
+                )
             }
             Self::InactiveThreshold { threshold } => {
-                write!(f, "inactive_threshold is {threshold:?}: the server deletes the consumer when it idles so long")
+                write!(
+                    f,
+                    "inactive_threshold is {threshold:?}: the server deletes the consumer when nobody pulls for so long; \
+                     set it to 0, here and in the stream's consumer limits"
+                )
             }
             Self::AckDeadline { deadline, flush_age } => write!(
                 f,
                 "the ack deadline of {deadline:?} is shorter than the flush age of {flush_age:?}: messages need \
-                 in-progress acks to wait for a flush"
+                 in-progress acks to wait for a flush; set ack_wait, or the first backoff, to more than {flush_age:?}"
             ),
         }
     }
@@ -110,6 +118,12 @@ pub(super) fn check(
         other @ AckPolicy::FlowControl => {
             return refused(format!("its ack policy is {other:?}; explicit or all is needed"));
         }
+    }
+    if let [group, ..] = &config.priority_groups[..] {
+        return refused(format!(
+            "it has the priority group {group}: whom the server then delivers to changes without a word; a consumer without \
+             groups is needed"
+        ));
     }
     if config.headers_only {
         return refused("it delivers headers only, so there are no payloads to archive".into());
@@ -253,6 +267,8 @@ mod tests {
         assert!(reason(&push, &source()).contains("push"));
         let headers = Config { headers_only: true, ..config() };
         assert!(reason(&headers, &source()).contains("headers only"));
+        let group = Config { priority_groups: vec!["g".into()], ..config() };
+        assert!(reason(&group, &source()).contains("priority group g"));
         let flow = Config { ack_policy: AckPolicy::FlowControl, ..config() };
         assert!(reason(&flow, &source()).contains("FlowControl"));
         let error = check("c", &none, &source(), EXPECTED).unwrap_err();
@@ -297,7 +313,8 @@ mod tests {
                 Warning::AckDeadline { deadline: Duration::from_secs(1), flush_age: Duration::from_secs(10) },
             ]
         );
-        for (warning, number) in warnings.iter().zip(["1000", "5", "60s", "10s"]) {
+        for (warning, number) in warnings.iter().zip(["set it to 1000", "set it to -1", "set it to 0", "more than 10s"])
+        {
             assert!(warning.to_string().contains(number), "{warning}");
         }
     }

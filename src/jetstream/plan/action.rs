@@ -78,4 +78,12 @@ pub(crate) enum Note {
         wait: Duration,
     },
     PassedOver(u64),
+    /// Somebody else takes deliveries of the consumer: so many since the session's first check.
+    Shared {
+        count: u64,
+    },
+    /// The consumer delivers nothing until this time, Unix nanoseconds.
+    Paused {
+        until: i64,
+    },
 }

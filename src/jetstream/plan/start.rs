@@ -5,11 +5,14 @@ use std::time::Duration;
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy};
 
 use super::action::{Connection, Note};
-use super::{CHECK_EVERY, Carried, LEAST_ROUND, Phase, Plan, Running, SECOND_LOOK, Starting, Step, place};
+use super::{Carried, LEAST_ROUND, Others, Phase, Plan, Running, SECOND_LOOK, Starting, Step, place};
 use crate::fault::{self, Fault};
 use crate::guard::{ConsumerPosition, Permits, Placement};
 use crate::jetstream::position::{Moved, Position};
 use crate::jetstream::session::{Chain, SessionEnd, Window};
+
+/// Two ends of a pause that differ by less, in nanoseconds, are the same one.
+const SAME_PAUSE: u64 = 1_000_000_000;
 
 impl Plan {
     /// The guard began a session, on this connection.
@@ -34,6 +37,9 @@ impl Plan {
 
     /// The server said where the consumer stands, or that there is none.
     pub(crate) fn found(&mut self, position: Option<Position>, now: Duration) {
+        if let Some(position) = &position {
+            self.paused(position.paused_until);
+        }
         match (&mut self.phase, position) {
             (Phase::Starting(starting), Some(position)) => {
                 let marked = position.mark() == Some(self.mark.as_str());
@@ -48,6 +54,9 @@ impl Plan {
             }
             (Phase::Running(running), Some(position)) => {
                 running.checking = false;
+                if let Some(count) = running.others.check(position.deliveries) {
+                    self.notes.push(Note::Shared { count });
+                }
                 running.position = Some(if position.ack_pending <= self.window.len() as u64 {
                     // All that the server waits for is in our hands: it delivers nothing else at or below its position.
                     ConsumerPosition::new(position.delivered, position.delivered)
@@ -58,6 +67,19 @@ impl Plan {
             (Phase::Running(_), None) => self.end(&SessionEnd::Server("the consumer is gone".to_owned()), now),
             (Phase::Between | Phase::WoundUp, _) => {}
         }
+    }
+
+    /// Says that the consumer is paused, once for each time until which it is. The server keeps its heartbeats up, so the
+    /// session goes on, and deliveries come as soon as it is resumed.
+    fn paused(&mut self, until: Option<i64>) {
+        // The server tells what remains, and when it said so: their sum is never quite the same.
+        let same = |before: i64, now: i64| before.abs_diff(now) < SAME_PAUSE;
+        if let Some(now) = until
+            && !self.paused_until.is_some_and(|before| same(before, now))
+        {
+            self.notes.push(Note::Paused { until: now });
+        }
+        self.paused_until = until;
     }
 
     /// The consumer was made.
@@ -134,13 +156,14 @@ impl Plan {
                 created: position.created,
                 filters: position.filters(),
                 chain: Chain::new(!matches!(config.deliver_policy, DeliverPolicy::LastPerSubject)),
+                others: Others::default(),
                 ack_all: matches!(config.ack_policy, AckPolicy::All),
                 answers: Vec::new(),
                 last: false,
                 blocked: None,
                 round,
                 next_round: now.saturating_add(round),
-                next_check: now.saturating_add(CHECK_EVERY),
+                next_check: now.saturating_add(self.check_every),
                 checking: false,
                 position: None,
                 suspect: None,

@@ -20,7 +20,16 @@ fn plan() -> Plan {
 fn position(mark: &str, created: i64) -> Position {
     let metadata = [(METADATA_KEY.to_owned(), mark.to_owned())].into();
     let config = Config { metadata, ack_wait: SECOND * 40, ..Config::default() };
-    Position { created, delivered: 7, deliveries: 7, ack_floor: 7, ack_pending: 0, pending: 90, config }
+    Position {
+        created,
+        delivered: 7,
+        deliveries: 7,
+        ack_floor: 7,
+        ack_pending: 0,
+        pending: 90,
+        paused_until: None,
+        config,
+    }
 }
 
 fn next(plan: &mut Plan, now: Duration, connection: Connection) -> String {

@@ -241,7 +241,7 @@ on_versions! {
         let running = rig.start_with(|builder| builder.flush_bytes(64 * 1024)).await;
         for number in 0..4_u8 {
             rig.publish(3).await;
-            let ack = rig.context.publish(rig.subject("a"), vec![number; 3 * 1024 * 1024].into()).await.unwrap();
+            let ack = rig.context.publish(rig.subject("a"), vec![number; 8 * 1024 * 1024].into()).await.unwrap();
             ack.await.unwrap();
         }
         rig.durable(16).await;

@@ -60,6 +60,8 @@ pub(super) struct Plan {
     /// The write with this number, counted from 1 over all sinks of the archive, fails.
     pub(super) fail_write: Option<u64>,
     pub(super) fail_flush: Option<u64>,
+    /// Every flush fails.
+    pub(super) down: bool,
     /// These payloads can never be stored.
     pub(super) reject: Vec<String>,
     /// So many of the newest records are kept back by a flush that is due.
@@ -165,7 +167,7 @@ impl Sink for MemorySink {
         self.archive.flushing.pass().await;
         let mut inner = self.archive.lock();
         inner.flushes += 1;
-        if inner.plan.fail_flush == Some(inner.flushes) {
+        if inner.plan.down || inner.plan.fail_flush == Some(inner.flushes) {
             return Err(Broken("the flush failed"));
         }
         let back = if flush.reason() == Reason::Due { inner.plan.keep_back.min(self.held.len()) } else { 0 };
