@@ -33,6 +33,8 @@ pub mod docs {
     pub mod format {}
     #[doc = include_str!("docs/guarantees.md")]
     pub mod guarantees {}
+    #[doc = include_str!("docs/running.md")]
+    pub mod running {}
     #[doc = include_str!("docs/testing.md")]
     pub mod testing {}
 }

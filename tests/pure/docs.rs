@@ -47,6 +47,47 @@ fn every_event_is_described_with_its_level_and_fields() {
     assert_eq!(emitted, described);
 }
 
+/// The public fields of a struct.
+fn fields(code: &str, name: &str) -> Vec<String> {
+    let start = code.find(&format!("pub struct {name} {{")).unwrap();
+    let body = code[start..].split("\n}").next().unwrap();
+    let lines = body.lines().filter_map(|line| line.trim().strip_prefix("pub ")?.split_once(':'));
+    lines.map(|(field, _)| field.to_owned()).collect()
+}
+
+/// The first cells of the table that begins with this heading.
+fn rows(heading: &str) -> Vec<String> {
+    let table = &TABLE[TABLE.find(heading).unwrap()..];
+    let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
+    rows.map(|row| row.split('|').nth(1).unwrap().trim().trim_matches('`').to_owned()).collect()
+}
+
+#[test]
+fn every_counter_is_described() {
+    let counters = fields(include_str!("../../src/guard/report.rs"), "Counters");
+    assert!(counters.len() > 15, "the counters were not found in the code: {counters:?}");
+    assert_eq!(counters, rows("| counter | counts |"));
+    let status = fields(include_str!("../../src/jetstream/driver.rs"), "Status");
+    assert!(status.len() >= 5, "the status was not found in the code: {status:?}");
+    assert_eq!(status, rows("| field | what |"));
+    // What an event's line names as its counter is one.
+    for line in TABLE.lines().filter(|line| line.starts_with("| `replay_guard.")) {
+        let cell = line.trim_end_matches('|').rsplit('|').next().unwrap();
+        let named: Vec<&str> = cell.split('`').skip(1).step_by(2).collect();
+        assert!(named.iter().all(|name| counters.iter().chain(&status).any(|field| field == name)), "{line}");
+    }
+}
+
+/// Every event that the page on running it names exists.
+#[test]
+fn what_to_look_at_is_there_to_look_at() {
+    let page = include_str!("../../src/docs/running.md");
+    let known = described();
+    let names: Vec<&str> = page.split('`').filter(|word| word.starts_with("replay_guard.")).collect();
+    assert!(names.len() > 10, "{names:?}");
+    assert!(names.iter().all(|name| known.contains_key(*name)), "{names:?}");
+}
+
 /// The code from one line to another, without attributes, visibility and what only documents.
 fn code<'a>(text: &'a str, from: &str, to: &str) -> Vec<&'a str> {
     let start = text.find(from).unwrap();
