@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_nats::jetstream;
 use replay_guard::{Driver, DriverError};
 
-use super::rig::{CONSUMER, Rig, spawn};
+use super::rig::{CONSUMER, DEADLINE, Rig, spawn};
 use super::sink::MemorySink;
 use crate::nats::{Server, V2_10, V2_12, V2_15, options};
 
@@ -24,7 +24,8 @@ async fn open(rig: &Rig, user: &str) -> Result<Driver<MemorySink>, DriverError> 
         .consumer(CONSUMER)
         .state_dir(rig.state_dir())
         .flush_every(100, Duration::from_millis(200));
-    builder.open(rig.archive.sink()).await
+    let opening = builder.open(rig.archive.sink());
+    tokio::time::timeout(DEADLINE, opening).await.expect("it is opened, or refused")
 }
 
 async fn what_is_missing_is_named_at_the_opening(version: &'static str) {
