@@ -27,7 +27,9 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// How often a thing that is waited for is looked at.
 const POLL: Duration = Duration::from_millis(20);
 
+/// Any error.
 pub type BoxError = Box<dyn Error + Send + Sync>;
+/// What may fail.
 pub type Result<T> = std::result::Result<T, BoxError>;
 
 /// Which server is wanted.
@@ -131,7 +133,12 @@ fn fetch(version: &'static str) -> Result<PathBuf> {
 fn target_directory() -> PathBuf {
     match std::env::var_os("CARGO_TARGET_DIR") {
         Some(directory) => PathBuf::from(directory),
-        None => std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(PathBuf::new, PathBuf::from).join("target"),
+        None => {
+            let package = std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(PathBuf::new, PathBuf::from);
+            // The directory of the workspace.
+            let root = package.ancestors().find(|above| above.join("Cargo.lock").exists());
+            root.unwrap_or(&package).join("target")
+        }
     }
 }
 

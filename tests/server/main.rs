@@ -2,8 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a test fails by panicking")]
 
-#[path = "../../examples/support/nats.rs"]
-mod nats;
+extern crate nats;
 
 mod consumer;
 mod driver;
