@@ -121,6 +121,11 @@ impl Coverage {
         self.get(self.position(sequence)).filter(|span| span.contains(sequence))
     }
 
+    /// The lowest span that ends at or above this sequence.
+    pub(crate) fn at_or_above(&self, sequence: u64) -> Option<&Span> {
+        self.get(self.position(sequence))
+    }
+
     /// The highest span that ends below this sequence.
     pub(crate) fn below(&self, sequence: u64) -> Option<&Span> {
         self.position(sequence).checked_sub(1).and_then(|index| self.get(index))

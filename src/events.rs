@@ -66,12 +66,13 @@ pub(crate) fn claims_recovered(source: &Source, claimed: usize, history: usize) 
     );
 }
 
-pub(crate) fn passed_by(source: &Source, first: u64, last: u64) {
+pub(crate) fn passed_by(source: &Source, first: u64, last: u64, up_to: u64) {
     warn!(
         name: "replay_guard.passed_by", target: TARGET,
         source = %source,
         first,
         last,
+        up_to,
         "the stream dropped messages before they were archived"
     );
 }

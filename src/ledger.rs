@@ -193,6 +193,22 @@ impl Ledger {
         &self.pending
     }
 
+    /// The lowest sequences at or above `at` that are archived or with the sink, first and last. `chained`: what lies between
+    /// a record with the sink and the one it is known to follow counts as well.
+    pub(crate) fn held_from(&self, at: u64, chained: bool) -> Option<(u64, u64)> {
+        let span = self.coverage.at_or_above(at).map(|span| (span.first.max(at), span.last));
+        let index = self.pending.partition_point(|entry| entry.witness.sequence() < at);
+        let record = self.pending.get(index).map(|entry| {
+            let sequence = entry.witness.sequence();
+            let after = entry.link.filter(|_| chained).map(|link| link.after.saturating_add(1));
+            (after.unwrap_or(sequence).max(at), sequence)
+        });
+        match (span, record) {
+            (Some(span), Some(record)) => Some(span.min(record)),
+            (span, record) => span.or(record),
+        }
+    }
+
     /// Whether the sink holds something that is not durable.
     pub(crate) fn in_sink(&self) -> bool {
         self.pending.iter().any(|entry| entry.stage == Stage::InSink)

@@ -58,14 +58,14 @@ const CLAIM: &str = "\
     eefefffffffffffdf5fffffffffffffffdfffffffffffffffffdffffffffffffff7ffcffffffff3f3a6e6a";
 
 #[test]
-fn a_checkpoint_has_the_bytes_it_always_had() {
+fn c5_a_checkpoint_has_the_bytes_it_always_had() {
     let body = filled().encode().expect("it can be encoded");
     assert_eq!(hex(&body), CHECKPOINT);
     assert_eq!(Checkpoint::decode(VERSION, &body), Ok(filled()));
 }
 
 #[test]
-fn a_claim_has_the_bytes_it_always_had() {
+fn c5_a_claim_has_the_bytes_it_always_had() {
     let bytes = claim().encode().expect("it can be encoded");
     assert_eq!(hex(bytes.as_bytes()), CLAIM);
     assert_eq!(ClaimBody::decode(bytes.as_bytes()), Ok(Some(claim())));

@@ -55,6 +55,8 @@ pub(crate) struct Core {
     pub(super) blocked: BTreeSet<(u64, u64)>,
     /// From here on the next look at the consumer's position goes on.
     pub(super) walked: u64,
+    /// What the stream dropped below here before it was archived was reported.
+    pub(super) looked_below: u64,
 }
 
 impl std::fmt::Debug for Core {
@@ -301,6 +303,9 @@ impl Core {
                 Err(error) => return self.unknown(error),
             };
         }
+        if let Err(error) = self.look_for_passed_by().await {
+            return self.unknown(error);
+        }
         self.saw(&stands);
         let coverage = &self.ledger.coverage;
         let seen =
@@ -419,6 +424,7 @@ impl Core {
                     events::created_drifted(&self.source, self.created, view.created);
                     self.created = view.created;
                 }
+                self.report_passed_by(u64::MAX);
                 self.unverified = false;
                 let flush_due = self.full;
                 let verified_through = self.verified_through();

@@ -129,6 +129,7 @@ impl Core {
         let created = (self.created != view.created).then_some((self.created, view.created));
         self.created = view.created;
         self.view = view;
+        self.look_above_newest(self.origin);
         let floor = self.floor();
         self.ledger.skipped.clear();
         self.blocked.clear();

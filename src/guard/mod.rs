@@ -5,6 +5,7 @@ mod core;
 mod fork;
 mod letters;
 mod open;
+mod passed;
 mod permits;
 mod recall;
 mod report;

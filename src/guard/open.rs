@@ -272,12 +272,9 @@ impl Opening {
             core.counters.spans_forgotten += count as u64;
             events::spans_forgotten(&core.source, count, first, last);
         }
-        // A stream that removes what is acked begins high by nature.
-        let through = core.ledger.coverage.floor(core.origin);
-        if !core.view.acked_are_removed && core.view.first > through.saturating_add(1) && had {
-            core.report.passed_by = Some((through.saturating_add(1), core.view.first - 1));
-            events::passed_by(&core.source, through.saturating_add(1), core.view.first - 1);
-        }
+        // What a stream dropped before archiving began there is nobody's loss.
+        core.look_above_newest(if had { core.origin } else { core.view.first });
+        core.report.passed_by = core.report_passed_by(u64::MAX);
         // A move that an earlier run did not finish may lead above what this opening found, and after damage the consumer may
         // stand anywhere.
         if fault::is(Fault::MoveForgotten) {
@@ -396,6 +393,7 @@ impl Opening {
             last_fork: None,
             blocked: BTreeSet::new(),
             walked: 0,
+            looked_below: 0,
         }
     }
 }

@@ -46,8 +46,8 @@ pub struct OpenReport {
     pub claimed: usize,
     /// How many spans of the sink's claims do not stand in the stream, or are no claims of this source.
     pub history: usize,
-    /// Sequences that the stream dropped before they were archived: first and last. For a filtered source some, or all, of
-    /// them may have been other people's.
+    /// Sequences above the newest archived record that the stream dropped before they were archived: first and last. For a
+    /// filtered source some, or all, of them may have been other people's.
     pub passed_by: Option<(u64, u64)>,
     /// Where the consumer must be moved before the first delivery is taken; report it with
     /// [`Guard::moved`](crate::Guard::moved).
@@ -98,6 +98,9 @@ pub struct Counters {
     pub by_time: u64,
     /// Ids that the sink called durable and nobody waited for.
     pub ids_ignored: u64,
+    /// Sequences that the stream dropped before they were archived (purged, expired, beyond a limit), so many at most: what
+    /// stood there is not known any more. See the event `passed_by`.
+    pub passed_by: u64,
     /// Times the consumer was moved.
     pub moves: u64,
 }
@@ -127,6 +130,7 @@ impl Counters {
             spans_forgotten: self.spans_forgotten + other.spans_forgotten,
             by_time: self.by_time + other.by_time,
             ids_ignored: self.ids_ignored + other.ids_ignored,
+            passed_by: self.passed_by + other.passed_by,
             moves: self.moves + other.moves,
         }
     }

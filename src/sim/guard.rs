@@ -5,6 +5,7 @@ pub(super) mod forks;
 mod gone;
 mod origins;
 mod rejects;
+mod passed;
 mod sinks;
 
 use crate::{Offer, Origin, Reason, Record, Trust};
@@ -150,19 +151,6 @@ fn an_archive_of_a_stream_that_keeps_one_message_a_subject_is_not_taken_for_a_fo
     driver.finish();
     assert_eq!(driver.guard().report().trust, Trust::ByTime);
     assert!(driver.forks.is_empty() && driver.moves.is_empty());
-}
-
-#[test]
-fn a_purge_beyond_the_checkpoint_goes_on_at_the_first_message_and_is_reported() {
-    let (world, mut driver) = archived(20, 10);
-    driver.crash();
-    world.publish(10);
-    world.expire_below(26);
-    driver.open().unwrap();
-    assert_eq!(driver.guard().report().passed_by, Some((21, 25)));
-    driver.finish();
-    assert_eq!(writes(&driver), 25);
-    assert_eq!(driver.guard().floor(), 30);
 }
 
 #[test]

@@ -82,7 +82,7 @@ fn claims_of_a_life_that_is_over_claim_nothing() {
 }
 
 #[test]
-fn an_exact_sink_that_lost_a_file_gets_just_that_again() {
+fn c7_an_exact_sink_that_lost_a_file_gets_just_that_again() {
     let world = World::new();
     world.publish(40);
     let mut driver = Driver::new(&world);
@@ -236,7 +236,7 @@ fn a_sink_that_fails_leads_to_no_ack_and_no_checkpoint() {
 }
 
 #[test]
-fn a_sink_that_makes_only_every_second_record_durable_leads_to_no_storm() {
+fn c4_a_sink_that_makes_only_every_second_record_durable_leads_to_no_storm() {
     let world = World::new();
     world.state().pace = 1_000;
     let mut driver = Driver::opened(&world);
