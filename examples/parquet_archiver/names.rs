@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn subjects_that_look_alike_get_directories_of_their_own() {
+    fn m5_subjects_that_look_alike_get_directories_of_their_own() {
         let subjects = ["order/1", "order:1", "order_1", "order.1", "order.>", "order.*", "all", "ALL"];
         let mut names: BTreeSet<String> =
             subjects.iter().map(|s| directory(&Source::new("S").with_filters([*s])).to_lowercase()).collect();
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn two_chunks_of_equal_count_in_one_second_get_two_names() {
+    fn m3_two_chunks_of_equal_count_in_one_second_get_two_names() {
         let second = 1_700_000_000_000_000_000;
         let a = file(RecordId::new(1, second), RecordId::new(10, second + 9));
         let b = file(RecordId::new(11, second + 10), RecordId::new(20, second + 19));

@@ -10,6 +10,7 @@ use std::fs::{self, File, OpenOptions};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,10 @@ pub const V2_12: &str = "2.12.8";
 pub const V2_14: &str = "2.14.6";
 /// The newest.
 pub const V2_15: &str = "2.15.1";
+/// All that are tested. Another list: [`versions`].
+pub const VERSIONS: [&str; 4] = [V2_10, V2_12, V2_14, V2_15];
+/// The two that differ most, for tests of what should be the same everywhere.
+pub const APART: [&str; 2] = [V2_12, V2_15];
 
 /// How long a server may take to answer, or to end.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -47,6 +52,27 @@ impl From<&'static str> for Want {
     fn from(version: &'static str) -> Self {
         Self::Version(version)
     }
+}
+
+/// The versions named by `REPLAY_GUARD_NATS_VERSIONS`, separated by commas or spaces, in place of these.
+pub fn versions(default: &[&'static str]) -> Vec<&'static str> {
+    static CHOSEN: LazyLock<String> = LazyLock::new(|| std::env::var("REPLAY_GUARD_NATS_VERSIONS").unwrap_or_default());
+    let chosen: Vec<&'static str> = CHOSEN
+        .split([',', ' '])
+        .filter(|version| !version.is_empty())
+        .map(|version| version.trim_start_matches('v'))
+        .collect();
+    if chosen.is_empty() { default.to_vec() } else { chosen }
+}
+
+/// Major, minor and patch number of a version.
+pub fn numbers(version: &str) -> Result<[u64; 3]> {
+    let mut numbers = version.split(['.', '-']).map(str::parse::<u64>);
+    let mut next = || match numbers.next() {
+        Some(Ok(number)) => Ok(number),
+        _ => Err(format!("{version:?} is no version of a server, such as {V2_15}")),
+    };
+    Ok([next()?, next()?, next()?])
 }
 
 /// The path of a server binary. Blocks; may fetch 7 MB the first time.
@@ -166,13 +192,13 @@ fn make_executable(path: &Path) -> Result<()> {
 /// A port that stays ours: below the range the system hands out by itself, so that no connection takes it while the
 /// server is down, and with a lock file, so that no other process that uses this file does.
 #[derive(Debug)]
-struct Port {
-    number: u16,
+pub struct Port {
+    pub number: u16,
     _lock: File,
 }
 
 impl Port {
-    fn reserve() -> Result<Self> {
+    pub fn reserve() -> Result<Self> {
         const FIRST: u16 = 20_000;
         const COUNT: u16 = 12_000;
         static NEXT: AtomicU16 = AtomicU16::new(0);
@@ -286,6 +312,11 @@ impl Server {
     /// Its version.
     pub fn version(&self) -> Result<String> {
         version_of(&self.binary)
+    }
+
+    /// Whether its version is this one or a later one.
+    pub fn is_at_least(&self, version: &str) -> Result<bool> {
+        Ok(numbers(&self.version()?)? >= numbers(version)?)
     }
 
     /// Where a client connects to.
@@ -424,6 +455,23 @@ impl Server {
             return Err(format!("there is no consumer state to damage at {}", path.display()).into());
         }
         Ok(path)
+    }
+
+    /// Copies what a stream holds away: its messages, and nothing of its consumers.
+    pub fn snapshot_messages(&self, stream: &str) -> Result<PathBuf> {
+        let copy = self.directory.join(format!("snapshot-{}", self.snapshots.fetch_add(1, Ordering::Relaxed)));
+        copy_all(&self.stream_directory(stream).join("msgs"), &copy)?;
+        Ok(copy)
+    }
+
+    /// Puts back what a stream held. The server must not run.
+    pub fn restore_messages(&self, stream: &str, snapshot: &Path) -> Result<()> {
+        if self.child.is_some() {
+            return Err("the store of a running server cannot be put back".into());
+        }
+        let messages = self.stream_directory(stream).join("msgs");
+        fs::remove_dir_all(&messages)?;
+        copy_all(snapshot, &messages)
     }
 
     /// Copies the whole store away; the copy can be put back any number of times.

@@ -3,5 +3,6 @@
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test fails by panicking")]
 
 mod docs;
+mod formats;
 mod store;
 mod walls;

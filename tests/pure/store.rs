@@ -101,7 +101,7 @@ async fn contract<S: CheckpointStore>(reopen: impl Fn() -> S) {
 }
 
 #[tokio::test]
-async fn the_file_is_byte_for_byte_as_documented() {
+async fn c5_the_file_is_byte_for_byte_as_documented() {
     let dir = TempDir::new().unwrap();
     saved(&dir, &["first", "hello"]).await;
     let file = fs::read(path(&dir)).unwrap();

@@ -2,14 +2,21 @@
 
 use async_nats::jetstream;
 
-use crate::nats::{Server, V2_10, V2_12, V2_14, V2_15, Want, binary};
+use crate::nats::{Server, V2_15, VERSIONS, Want, binary, numbers, versions};
 
 #[test]
 fn every_pinned_version_can_be_had() {
-    for version in [V2_10, V2_12, V2_14, V2_15] {
+    for version in versions(&VERSIONS) {
         let path = binary(Want::Version(version)).unwrap();
         assert!(path.is_absolute() || path.exists(), "{}", path.display());
     }
+}
+
+#[test]
+fn versions_are_compared_by_their_numbers() {
+    assert!(numbers("2.9.25").unwrap() < numbers("2.10.0").unwrap());
+    assert!(numbers("2.14.6").unwrap() < numbers("2.15.0-RC.1").unwrap());
+    assert!(numbers("2.14").is_err() && numbers("latest").is_err());
 }
 
 #[test]

@@ -98,6 +98,21 @@ async fn the_footer_says_what_the_file_holds_and_keeps_the_claim() -> Result<()>
 }
 
 #[test]
+fn m4_the_same_records_flushed_at_another_time_get_the_same_name() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let path = saved(directory.path(), [row(1), row(2), row(3)])?;
+    let before = std::fs::read(&path)?;
+    // In another order, and one of them twice, as deliveries come after a restart.
+    assert_eq!(saved(directory.path(), [row(3), row(1), row(2), row(1)])?, path);
+    assert_eq!(read(&path)?, [row(1), row(2), row(3)]);
+    assert_eq!(std::fs::read_dir(directory.path())?.count(), 1, "one file for one span");
+    let elsewhere = tempfile::tempdir()?;
+    let again = saved(elsewhere.path(), [row(1), row(2), row(3)])?;
+    assert_eq!((again.file_name(), std::fs::read(&again)?), (path.file_name(), before));
+    Ok(())
+}
+
+#[test]
 fn records_that_the_stream_dropped_since_stay_in_a_file_that_is_written_again() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let path = saved(directory.path(), [row(1), row(2), row(3)])?;

@@ -1,6 +1,6 @@
 //! Acks, flushes and failing sinks.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_nats::jetstream::consumer::{AckPolicy, pull};
 use async_nats::{HeaderMap, HeaderValue};
@@ -57,6 +57,33 @@ on_versions! {
         assert_eq!(rig.event("setting").await.fields["consumer"], CONSUMER);
         running.stop().await.unwrap();
         rig.acked().await;
+        rig.assert_all_once().await;
+    }
+
+    async fn a4_an_ack_deadline_much_shorter_than_the_flush_age(server: Server) {
+        let mut rig = Rig::new(server).await;
+        rig.make_consumer(pull::Config { ack_wait: Duration::from_secs(2), ..Default::default() }).await;
+        let mut tap = AckTap::new(&rig).await;
+        let running = rig.start_with(|builder| builder.flush_every(1_000, Duration::from_secs(10))).await;
+        rig.publish(100).await;
+        let mut kept = std::collections::BTreeMap::new();
+        // A process that stood still itself could keep nothing alive.
+        let (mut looked, mut still) = (Instant::now(), Duration::ZERO);
+        until("all is durable", async || {
+            still = still.max(looked.elapsed());
+            looked = Instant::now();
+            for (id, _) in tap.take().await.into_iter().filter(|(_, word)| word == "+WPI") {
+                *kept.entry(id).or_insert(0) += 1;
+            }
+            rig.archive.count() >= 100
+        })
+        .await;
+        assert!(kept.len() == 100 && kept.values().all(|times| *times >= 4), "{kept:?}");
+        rig.acked().await;
+        let delivered = rig.info().await.delivered.consumer_sequence;
+        assert!(delivered == 100 || still > Duration::from_secs(1), "{delivered} deliveries, standing still {still:?}");
+        let ended = running.stop().await.unwrap();
+        assert_eq!((ended.counters.written, ended.counters.skipped), (100, 0));
         rig.assert_all_once().await;
     }
 
@@ -127,9 +154,13 @@ on_versions! {
         let poison = format!("{}-41", rig.stream);
         rig.archive.plan(|plan| plan.reject.push(poison.clone()));
         rig.publish(100).await;
+        let mut tap = AckTap::new(&rig).await;
         let running = rig.start().await;
         rig.durable(99).await;
         rig.acked().await;
+        let words = tap.take().await;
+        let of = |wanted: &str| words.iter().filter(|(_, word)| word == wanted).map(|(id, _)| id.sequence).collect::<Vec<_>>();
+        assert_eq!((of("+TERM"), of("+ACK").len()), (vec![42], 99));
         let ended = running.stop().await.unwrap();
         assert_eq!((ended.floor, ended.counters.rejected, ended.counters.archived), (100, 1, 99));
         assert_eq!(rig.event("rejected").await.number("sequence"), 42);

@@ -17,7 +17,7 @@ use replay_guard::{
 
 use super::rig::{CONSUMER, Rig, spawn, until};
 use super::sink::{Archive, Broken, Gate};
-use crate::nats::{Server, V2_12, V2_15};
+use crate::nats::{Server, V2_15};
 use crate::on_versions;
 
 const OTHER: &str = "archiver-rg";
@@ -212,49 +212,41 @@ async fn what_a_fresh_consumer_was_moved_over_is_not_archived() {
     rig.assert_all_once().await;
 }
 
-/// An interest stream is put back to when the consumer in use stood too high and the one of the other name kept what is not
-/// archived: that one must not be deleted before another stands where it did.
-async fn both_names_on_an_interest_stream(version: &'static str) {
-    let mut rig = Rig::retaining(Server::start(version).await.unwrap(), RetentionPolicy::Interest).await;
-    let driver = rig.open().await.unwrap();
-    let mark = driver.report().state_id.to_string();
-    let running = spawn(driver);
-    rig.publish(20).await;
-    rig.durable(20).await;
-    rig.acked().await;
-    running.stop().await.unwrap();
-    // The other name is in use from now on, as the checkpoint says.
-    let other = |at: u64| pull::Config {
-        durable_name: Some(OTHER.to_owned()),
-        deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: at },
-        metadata: [("replay-guard".to_owned(), mark.clone())].into(),
-        ..Default::default()
-    };
-    let source = Source::new(rig.stream.as_str());
-    let stream = rig.context.get_stream(&rig.stream).await.unwrap();
-    let observer = StreamObserver::new(rig.context.clone(), &source);
-    let store = FileStore::new(rig.state_dir(), &source);
-    let mut guard = Guard::open(source, rig.archive.sink(), store, observer).await.unwrap();
-    guard.use_consumer(OTHER).await.unwrap();
-    drop(guard);
-    let low = pull::Config { durable_name: Some(CONSUMER.to_owned()), ..other(21) };
-    let _ = stream.delete_consumer(CONSUMER).await;
-    let _: PullConsumer = stream.create_consumer(low).await.unwrap();
-    rig.publish(30).await;
-    let _: PullConsumer = stream.create_consumer(other(51)).await.unwrap();
-    let running = rig.start().await;
-    rig.durable(50).await;
-    until("the stream is empty", async || rig.stream_state().await.messages == 0).await;
-    running.stop().await.unwrap();
-    rig.assert_published_once();
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn both_names_on_an_interest_stream_v2_12_8() {
-    Box::pin(both_names_on_an_interest_stream(V2_12)).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn both_names_on_an_interest_stream_v2_15_1() {
-    Box::pin(both_names_on_an_interest_stream(V2_15)).await;
+on_versions! {
+    // An interest stream is put back to when the consumer in use stood too high and the one of the other name kept what is
+    // not archived: that one must not be deleted before another stands where it did.
+    async fn both_names_on_an_interest_stream(server: Server) {
+        let mut rig = Rig::retaining(server, RetentionPolicy::Interest).await;
+        let driver = rig.open().await.unwrap();
+        let mark = driver.report().state_id.to_string();
+        let running = spawn(driver);
+        rig.publish(20).await;
+        rig.durable(20).await;
+        rig.acked().await;
+        running.stop().await.unwrap();
+        // The other name is in use from now on, as the checkpoint says.
+        let other = |at: u64| pull::Config {
+            durable_name: Some(OTHER.to_owned()),
+            deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: at },
+            metadata: [("replay-guard".to_owned(), mark.clone())].into(),
+            ..Default::default()
+        };
+        let source = Source::new(rig.stream.as_str());
+        let stream = rig.context.get_stream(&rig.stream).await.unwrap();
+        let observer = StreamObserver::new(rig.context.clone(), &source);
+        let store = FileStore::new(rig.state_dir(), &source);
+        let mut guard = Guard::open(source, rig.archive.sink(), store, observer).await.unwrap();
+        guard.use_consumer(OTHER).await.unwrap();
+        drop(guard);
+        let low = pull::Config { durable_name: Some(CONSUMER.to_owned()), ..other(21) };
+        let _ = stream.delete_consumer(CONSUMER).await;
+        let _: PullConsumer = stream.create_consumer(low).await.unwrap();
+        rig.publish(30).await;
+        let _: PullConsumer = stream.create_consumer(other(51)).await.unwrap();
+        let running = rig.start().await;
+        rig.durable(50).await;
+        until("the stream is empty", async || rig.stream_state().await.messages == 0).await;
+        running.stop().await.unwrap();
+        rig.assert_published_once();
+    }
 }

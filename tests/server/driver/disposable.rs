@@ -3,8 +3,7 @@
 use async_nats::jetstream::stream::RetentionPolicy;
 
 use super::rig::{CONSUMER, Rig, until};
-use crate::nats::{Server, V2_10, V2_12, V2_14, V2_15};
-use crate::on_versions;
+use crate::{on_all_versions, on_versions};
 
 const OTHER: &str = "archiver-rg";
 
@@ -20,49 +19,33 @@ async fn names(rig: &Rig) -> Vec<&'static str> {
     names
 }
 
-/// Zeros in the consumer's state file, while the archiver runs and again while it is away.
-async fn zeroed(version: &'static str, in_use: &str) {
-    let mut rig = Rig::new(Server::start(version).await.unwrap()).await;
-    rig.publish(500).await;
-    let running = rig.start().await;
-    rig.durable(500).await;
-    rig.acked().await;
-    rig.consumer_written().await;
-    rig.cut(|server, stream| server.zero_fill_consumer_state(stream, CONSUMER).unwrap()).await;
-    rig.publish(100).await;
-    rig.durable(600).await;
-    rig.acked_of(in_use).await;
-    running.stop().await.unwrap();
-    rig.assert_all_once().await;
-    assert_eq!(names(&rig).await, [in_use]);
+on_all_versions! {
+    // Zeros in the consumer's state file, while the archiver runs and again while it is away. Since 2.14.6 the server can
+    // neither load nor make the consumer under its name.
+    async fn r3_zeroed_consumer_state(server: Server) {
+        let in_use = if server.is_at_least("2.14.6").unwrap() { OTHER } else { CONSUMER };
+        let mut rig = Rig::new(server).await;
+        rig.publish(500).await;
+        let running = rig.start().await;
+        rig.durable(500).await;
+        rig.acked().await;
+        rig.consumer_written().await;
+        rig.cut(|server, stream| server.zero_fill_consumer_state(stream, CONSUMER).unwrap()).await;
+        rig.publish(100).await;
+        rig.durable(600).await;
+        rig.acked_of(in_use).await;
+        running.stop().await.unwrap();
+        rig.assert_all_once().await;
+        assert_eq!(names(&rig).await, [in_use]);
 
-    // The checkpoint says which name is in use.
-    rig.publish(100).await;
-    let ended = rig.archive_to(700).await;
-    assert_eq!((ended.floor, ended.counters.written, ended.counters.skipped), (700, 100, 0));
-    assert_eq!(rig.events("consumer_switched").len(), usize::from(in_use == OTHER));
-    rig.assert_all_once().await;
-    assert_eq!(names(&rig).await, [in_use]);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn r3_zeroed_consumer_state_v2_10_26() {
-    zeroed(V2_10, CONSUMER).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn r3_zeroed_consumer_state_v2_12_8() {
-    zeroed(V2_12, CONSUMER).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn r3_zeroed_consumer_state_v2_14_6() {
-    zeroed(V2_14, OTHER).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn r3_zeroed_consumer_state_v2_15_1() {
-    zeroed(V2_15, OTHER).await;
+        // The checkpoint says which name is in use.
+        rig.publish(100).await;
+        let ended = rig.archive_to(700).await;
+        assert_eq!((ended.floor, ended.counters.written, ended.counters.skipped), (700, 100, 0));
+        assert_eq!(rig.events("consumer_switched").len(), usize::from(in_use == OTHER));
+        rig.assert_all_once().await;
+        assert_eq!(names(&rig).await, [in_use]);
+    }
 }
 
 on_versions! {

@@ -8,7 +8,7 @@ use async_nats::jetstream::stream::RetentionPolicy;
 use super::rig::{AckTap, CONSUMER, Rig, Running, spawn, until};
 use super::sink::Gate;
 use super::store::held_up;
-use crate::on_versions;
+use crate::on_all_versions;
 
 /// Puts the store back to the state of 900 messages, with the consumer's state of now or of then.
 struct At900 {
@@ -64,7 +64,7 @@ async fn assert_forked(rig: &Rig) {
     assert_eq!(rig.events("consumer_moved")[0].number("to"), 901);
 }
 
-on_versions! {
+on_all_versions! {
     async fn f1_archiver_back_before_the_producers(server: Server) {
         let mut rig = Rig::new(server).await;
         let (store, running) = At900::reach(&mut rig).await;

@@ -5,11 +5,11 @@ use async_nats::jetstream::stream::RetentionPolicy;
 use replay_guard::Driver;
 
 use super::rig::{CONSUMER, Rig, spawn, until};
-use crate::nats::{Server, V2_10, V2_12, V2_14, V2_15, options};
-use crate::on_versions;
+use crate::nats::{Server, options};
+use crate::{on_all_versions, on_versions};
 
 /// Archives, lets the server forget, archives on; gives the requests that the second run made of the stream.
-async fn replay(server: Server, count: u64) -> u64 {
+async fn replay(server: Server, count: u64) -> (u64, Server) {
     let mut rig = Rig::new(server).await;
     rig.publish(count).await;
     let first = spawn(rig.builder().await.fast_forward(true).open(rig.archive.sink()).await.unwrap());
@@ -36,34 +36,16 @@ async fn replay(server: Server, count: u64) -> u64 {
     let third = spawn(rig.builder().await.fast_forward(true).open(rig.archive.sink()).await.unwrap());
     rig.acked().await;
     assert_eq!(third.stop().await.unwrap().counters.moves, 0);
-    ended.counters.reads
+    (ended.counters.reads, rig.server)
 }
 
-async fn any_length_costs_the_same(version: &'static str) {
-    let short = replay(Server::start(version).await.unwrap(), 1_000).await;
-    let long = replay(Server::start(version).await.unwrap(), 20_000).await;
-    // The 50 new records may come in one flush or in two.
-    assert!(long <= short + 4, "{short} requests for 1,000 messages, {long} for 20,000");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replay_costs_one_move_v2_10_26() {
-    replay(Server::start(V2_10).await.unwrap(), 1_000).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replay_costs_one_move_v2_14_6() {
-    replay(Server::start(V2_14).await.unwrap(), 1_000).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replay_of_any_length_costs_the_same_v2_12_8() {
-    any_length_costs_the_same(V2_12).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replay_of_any_length_costs_the_same_v2_15_1() {
-    any_length_costs_the_same(V2_15).await;
+on_all_versions! {
+    async fn a_replay_of_any_length_costs_one_move(server: Server) {
+        let (short, server) = replay(server, 1_000).await;
+        let (long, _) = replay(server, 20_000).await;
+        // The 50 new records may come in one flush or in two.
+        assert!(long <= short + 4, "{short} requests for 1,000 messages, {long} for 20,000");
+    }
 }
 
 on_versions! {
@@ -84,41 +66,34 @@ on_versions! {
     }
 }
 
-/// A user who may do all but move a consumer: what is archived is read and skipped.
-async fn without_permission(version: &'static str) {
-    let users = r#"
-        authorization { users: [
-            { user: all, password: x }
-            { user: some, password: x, permissions: { publish: { deny: ["$JS.API.CONSUMER.RESET.>", "$JS.API.CONSUMER.DELETE.>"] } } }
-        ] }
-        no_auth_user: all
-    "#;
-    let server = Server::start_with(version, users).await.unwrap();
-    let mut rig = Rig::new(server).await;
-    rig.publish(500).await;
-    rig.archive_to(500).await;
-    rig.consumer_written().await;
-    rig.cut(|server, stream| server.empty_consumer_state(stream, CONSUMER).unwrap()).await;
-    let client = rig.server.client_with(options().user_and_password("some".into(), "x".into())).await.unwrap();
-    let builder = Driver::builder(jetstream::new(client), rig.stream.as_str())
-        .consumer(CONSUMER)
-        .state_dir(rig.state_dir())
-        .flush_every(100, std::time::Duration::from_millis(200));
-    let running = spawn(builder.open(rig.archive.sink()).await.unwrap());
-    rig.acked().await;
-    let ended = running.stop().await.unwrap();
-    assert_eq!((ended.counters.skipped, ended.counters.written), (500, 0));
-    let retries = rig.events("retry");
-    assert!(retries.iter().any(|event| event.fields["what"] == "fast-forward"), "{retries:?}");
-    rig.assert_all_once().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_permission_to_move_the_backlog_is_skipped_v2_12_8() {
-    without_permission(V2_12).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_permission_to_move_the_backlog_is_skipped_v2_15_1() {
-    without_permission(V2_15).await;
+on_versions! {
+    // A user who may do all but move a consumer: what is archived is read and skipped.
+    async fn without_permission_to_move_the_backlog_is_skipped(server: Server) {
+        let users = r#"
+            authorization { users: [
+                { user: all, password: x }
+                { user: some, password: x, permissions: { publish: { deny: ["$JS.API.CONSUMER.RESET.>", "$JS.API.CONSUMER.DELETE.>"] } } }
+            ] }
+            no_auth_user: all
+        "#;
+        server.configure(users).unwrap();
+        server.restart().await.unwrap();
+        let mut rig = Rig::new(server).await;
+        rig.publish(500).await;
+        rig.archive_to(500).await;
+        rig.consumer_written().await;
+        rig.cut(|server, stream| server.empty_consumer_state(stream, CONSUMER).unwrap()).await;
+        let client = rig.server.client_with(options().user_and_password("some".into(), "x".into())).await.unwrap();
+        let builder = Driver::builder(jetstream::new(client), rig.stream.as_str())
+            .consumer(CONSUMER)
+            .state_dir(rig.state_dir())
+            .flush_every(100, std::time::Duration::from_millis(200));
+        let running = spawn(builder.open(rig.archive.sink()).await.unwrap());
+        rig.acked().await;
+        let ended = running.stop().await.unwrap();
+        assert_eq!((ended.counters.skipped, ended.counters.written), (500, 0));
+        let retries = rig.events("retry");
+        assert!(retries.iter().any(|event| event.fields["what"] == "fast-forward"), "{retries:?}");
+        rig.assert_all_once().await;
+    }
 }

@@ -7,7 +7,26 @@ use async_nats::jetstream::stream::RetentionPolicy;
 
 use super::rig::{CONSUMER, Rig, spawn, until};
 use super::sink::Archive;
+use crate::nats::Server;
 use crate::on_versions;
+
+/// Archives a stream that removes what is acked, over restarts of the server.
+async fn archived_and_empty(server: Server, retention: RetentionPolicy) -> Rig {
+    let mut rig = Rig::retaining(server, retention).await;
+    let running = rig.start().await;
+    for round in 1..=2 {
+        rig.publish(525).await;
+        rig.durable(525 * round).await;
+        rig.server.restart().await.unwrap();
+        rig.back().await;
+    }
+    until("the stream is empty", async || rig.stream_state().await.messages == 0).await;
+    let ended = running.stop().await.unwrap();
+    assert_eq!(ended.counters.forks, 0);
+    assert_eq!(rig.open().await.unwrap().report().floor, 1_050);
+    rig.assert_published_once();
+    rig
+}
 
 on_versions! {
     async fn three_guards_on_one_stream_in_one_directory(server: Server) {
@@ -140,37 +159,13 @@ on_versions! {
     }
 
     async fn a_work_queue_is_archived_and_empty_afterwards(server: Server) {
-        let mut rig = Rig::retaining(server, RetentionPolicy::WorkQueue).await;
-        let running = rig.start().await;
-        for round in 1..=2 {
-            rig.publish(525).await;
-            rig.durable(525 * round).await;
-            rig.server.restart().await.unwrap();
-            rig.back().await;
-        }
-        until("the stream is empty", async || rig.stream_state().await.messages == 0).await;
-        let ended = running.stop().await.unwrap();
-        assert_eq!(ended.counters.forks, 0);
-        assert_eq!(rig.open().await.unwrap().report().floor, 1_050);
-        rig.assert_published_once();
+        let rig = archived_and_empty(server, RetentionPolicy::WorkQueue).await;
         // The removals and the acks are forgotten: all that comes again is skipped, and removed again.
         assert_eq!(rig.start().await.stop().await.unwrap().counters.written, 0);
     }
 
     async fn an_interest_stream_is_archived_and_empty_afterwards(server: Server) {
-        let mut rig = Rig::retaining(server, RetentionPolicy::Interest).await;
-        let running = rig.start().await;
-        for round in 1..=2 {
-            rig.publish(525).await;
-            rig.durable(525 * round).await;
-            rig.server.restart().await.unwrap();
-            rig.back().await;
-        }
-        until("the stream is empty", async || rig.stream_state().await.messages == 0).await;
-        let ended = running.stop().await.unwrap();
-        assert_eq!(ended.counters.forks, 0);
-        assert_eq!(rig.open().await.unwrap().report().floor, 1_050);
-        rig.assert_published_once();
+        archived_and_empty(server, RetentionPolicy::Interest).await;
     }
 
     async fn a_work_queue_whose_removals_are_forgotten(server: Server) {

@@ -17,6 +17,7 @@ mod forward;
 mod gaps;
 mod identity;
 mod kinds;
+mod limits;
 mod lines;
 mod permissions;
 mod retention;

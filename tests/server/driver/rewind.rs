@@ -1,9 +1,17 @@
 //! The server forgot what was acked.
 
-use super::rig::{CONSUMER, Rig, spawn, until};
-use crate::on_versions;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-on_versions! {
+use async_nats::jetstream::{self, consumer::Config};
+use replay_guard::DriverBuilder;
+
+use super::rig::{AckTap, CONSUMER, Rig, spawn, until};
+use super::sink::Gate;
+use super::store::held_up;
+use crate::on_all_versions;
+
+on_all_versions! {
     async fn r1_an_emptied_consumer_state_writes_nothing_again(server: Server) {
         let mut rig = Rig::new(server).await;
         rig.publish(1_000).await;
@@ -24,9 +32,7 @@ on_versions! {
         assert_eq!(runs.len(), 1, "{runs:?}");
         assert_eq!((runs[0].number("count"), runs[0].number("first"), runs[0].number("last")), (1_000, 1, 1_000));
     }
-}
 
-on_versions! {
     async fn r1_while_the_archiver_is_away(server: Server) {
         let mut rig = Rig::new(server).await;
         rig.publish(1_000).await;
@@ -89,6 +95,54 @@ on_versions! {
         rig.publish(100).await;
         let ended = rig.archive_to(1_100).await;
         assert_eq!((ended.floor, ended.counters.skipped, ended.counters.written), (1_100, 0, 100));
+        rig.assert_all_once().await;
+    }
+
+    async fn r5_an_ephemeral_consumer_over_two_runs(server: Server) {
+        let mut rig = Rig::new(server).await;
+        let ephemeral = |builder: DriverBuilder| {
+            builder.consumer_config(Config { inactive_threshold: Duration::from_secs(1), ..Default::default() })
+        };
+        rig.publish(1_000).await;
+        let running = rig.start_with(ephemeral).await;
+        rig.durable(1_000).await;
+        rig.acked().await;
+        running.stop().await.unwrap();
+        let stream = rig.context.get_stream(&rig.stream).await.unwrap();
+        until("the consumer is gone", async || stream.consumer_info(CONSUMER).await.is_err()).await;
+        rig.publish(100).await;
+        let running = rig.start_with(ephemeral).await;
+        rig.durable(1_100).await;
+        rig.acked().await;
+        let ended = running.stop().await.unwrap();
+        assert_eq!((ended.floor, ended.counters.written, ended.counters.skipped), (1_100, 100, 0));
+        rig.assert_all_once().await;
+    }
+
+    async fn r6_acks_lost_with_the_connection(server: Server) {
+        let mut rig = Rig::new(server).await;
+        let gate = Gate::new();
+        let client = rig.server.client().await.unwrap();
+        let connects = || client.statistics().connects.load(Ordering::Relaxed);
+        let builder = rig.builder_on(jetstream::new(client.clone()), &rig.stream).store(held_up(&rig, &gate));
+        let running = spawn(builder.open(rig.archive.sink()).await.unwrap());
+        until("a session", async || running.now().sessions == 1).await;
+        let mut tap = AckTap::new(&rig).await;
+        gate.close();
+        rig.publish(100).await;
+        // Durable and verified; the connection is cut before the checkpoint is.
+        gate.reached().await;
+        let before = connects();
+        client.force_reconnect().await.unwrap();
+        until("another connection", async || connects() > before).await;
+        gate.open();
+        until("all is skipped", async || running.now().counters.skipped >= 100).await;
+        rig.acked().await;
+        let ended = running.stop().await.unwrap();
+        assert_eq!((ended.floor, ended.counters.written, ended.counters.skipped), (100, 100, 100));
+        let acks = tap.take().await.into_iter().filter(|(_, word)| word == "+ACK").count();
+        assert_eq!(acks, 100, "one for each, after the redelivery");
+        assert_eq!(rig.events("rewind").len(), 1);
         rig.assert_all_once().await;
     }
 
@@ -163,7 +217,7 @@ on_versions! {
 /// Moves the consumer back to 1, as an operator does: by a reset where the server has it, else by making it anew.
 async fn operators_reset(rig: &Rig) {
     let subject = format!("CONSUMER.RESET.{}.{CONSUMER}", rig.stream);
-    if rig.server.version().unwrap().as_str() >= "2.14" {
+    if rig.server.is_at_least("2.14.0").unwrap() {
         let request = serde_json::json!({ "seq": 1 });
         let answer: serde_json::Value = rig.context.request(subject, &request).await.unwrap();
         assert!(answer.get("error").is_none(), "{answer}");
