@@ -8,6 +8,7 @@ mod acks;
 mod breakage;
 mod chaos;
 mod checkpoint;
+mod cluster;
 mod connection;
 mod dead_letters;
 mod disposable;
