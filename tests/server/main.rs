@@ -6,6 +6,7 @@ extern crate nats;
 
 mod consumer;
 mod driver;
+mod facts;
 mod harness;
 mod observer;
 

@@ -29,3 +29,5 @@ mod start;
 mod store;
 mod traps;
 mod workers;
+
+pub(crate) use rig::until;

@@ -24,7 +24,7 @@ const POLL: Duration = Duration::from_millis(5);
 pub(super) const CONSUMER: &str = "archiver";
 
 /// Looks until it is so.
-pub(super) async fn until(what: &str, mut so: impl AsyncFnMut() -> bool) {
+pub(crate) async fn until(what: &str, mut so: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + DEADLINE;
     while !so().await {
         assert!(Instant::now() < deadline, "still not so: {what}");

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream::consumer::{AckPolicy, Config, PullConsumer, pull};
+use async_nats::jetstream::stream::ClusterInfo;
 use async_nats::jetstream::{self, Context, stream};
 use async_nats::{Client, HeaderMap};
 use futures_util::StreamExt as _;
@@ -73,6 +74,24 @@ impl Site {
         })
         .await;
         leader.unwrap()
+    }
+
+    /// Waits until all replicas of the stream and of the consumer are up and have all.
+    pub(super) async fn in_step(&self) {
+        let all = |cluster: Option<&ClusterInfo>| {
+            cluster.is_some_and(|cluster| {
+                let replicas = &cluster.replicas;
+                cluster.leader.is_some()
+                    && replicas.len() == 2
+                    && replicas.iter().all(|one| one.current && !one.offline)
+            })
+        };
+        until("all replicas are in step", async || {
+            let Ok(mut stream) = self.context.get_stream(&self.stream).await else { return false };
+            let Ok(consumer) = stream.consumer_info(CONSUMER).await else { return false };
+            all(consumer.cluster.as_ref()) && stream.info().await.is_ok_and(|info| all(info.cluster.as_ref()))
+        })
+        .await;
     }
 
     /// A connection to this node, and to no other.
