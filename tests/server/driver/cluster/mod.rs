@@ -74,7 +74,17 @@ async fn forked_elsewhere(version: &'static str, mirrored: bool) {
     if mirrored {
         let origin = Source { name: site.stream.clone(), ..Default::default() };
         let config = Config { name: mirror.clone(), mirror: Some(origin), mirror_direct: true, ..Default::default() };
-        site.context.create_stream(config).await.unwrap();
+        // On another node: it goes on while its origin is away.
+        until("the mirror is elsewhere", async || {
+            let Ok(mut made) = site.context.create_stream(config.clone()).await else { return false };
+            let leader = made.info().await.ok().and_then(|info| info.cluster.as_ref()?.leader.clone());
+            let elsewhere = leader.is_some_and(|leader| leader != format!("n{home}"));
+            if !elsewhere {
+                site.context.delete_stream(&mirror).await.unwrap();
+            }
+            elsewhere
+        })
+        .await;
         until("the mirror has all", async || {
             let Ok(mirror) = site.context.get_stream(&mirror).await else { return false };
             mirror.cached_info().state.last_sequence == 200
