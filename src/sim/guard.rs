@@ -4,8 +4,8 @@ mod checkpoints;
 pub(super) mod forks;
 mod gone;
 mod origins;
-mod rejects;
 mod passed;
+mod rejects;
 mod sinks;
 
 use crate::{Offer, Origin, Reason, Record, Trust};

@@ -42,7 +42,9 @@ impl Site {
         let listed: Vec<String> = routes.iter().map(|port| format!("nats://127.0.0.1:{}", port.number)).collect();
         let configuration = |node: usize| {
             let (port, listed) = (routes[node].number, listed.join(", "));
-            format!("server_name: n{node}\ncluster {{ name: c, listen: \"127.0.0.1:{port}\", routes: [{listed}] }}")
+            format!(
+                "server_name: n{node}\nserver_tags: [n{node}]\ncluster {{ name: c, listen: \"127.0.0.1:{port}\", routes: [{listed}] }}"
+            )
         };
         let texts = [configuration(0), configuration(1), configuration(2)];
         // None of them answers before there are two.
