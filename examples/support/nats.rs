@@ -4,6 +4,7 @@
 //! Nothing here skips: a server that cannot be had is an error that says what to do.
 
 #![allow(dead_code, unreachable_pub, reason = "shared by tests and an example, each of which uses a part")]
+#![allow(clippy::missing_errors_doc, reason = "each error says what failed")]
 
 use std::error::Error;
 use std::fs::{self, File, OpenOptions};
@@ -157,15 +158,13 @@ fn fetch(version: &'static str) -> Result<PathBuf> {
 }
 
 fn target_directory() -> PathBuf {
-    match std::env::var_os("CARGO_TARGET_DIR") {
-        Some(directory) => PathBuf::from(directory),
-        None => {
-            let package = std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(PathBuf::new, PathBuf::from);
-            // The directory of the workspace.
-            let root = package.ancestors().find(|above| above.join("Cargo.lock").exists());
-            root.unwrap_or(&package).join("target")
-        }
+    if let Some(directory) = std::env::var_os("CARGO_TARGET_DIR") {
+        return PathBuf::from(directory);
     }
+    let package = std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(PathBuf::new, PathBuf::from);
+    // The directory of the workspace.
+    let root = package.ancestors().find(|above| above.join("Cargo.lock").exists());
+    root.unwrap_or(&package).join("target")
 }
 
 /// The first file below a directory that is wanted.
@@ -193,11 +192,13 @@ fn make_executable(path: &Path) -> Result<()> {
 /// server is down, and with a lock file, so that no other process that uses this file does.
 #[derive(Debug)]
 pub struct Port {
+    /// Its number.
     pub number: u16,
     _lock: File,
 }
 
 impl Port {
+    /// One that nobody has.
     pub fn reserve() -> Result<Self> {
         const FIRST: u16 = 20_000;
         const COUNT: u16 = 12_000;
