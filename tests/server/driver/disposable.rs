@@ -1,5 +1,6 @@
 //! The consumer is disposable, the checkpoint is not.
 
+use async_nats::jetstream::consumer::{DeliverPolicy, pull};
 use async_nats::jetstream::stream::RetentionPolicy;
 
 use super::rig::{CONSUMER, Rig, until};
@@ -74,5 +75,38 @@ on_versions! {
         let payloads = rig.archive.durable().iter().filter(|record| record.sequence > 200).count();
         assert_eq!(payloads, 150, "100 of the old life and 50 of the new one");
         rig.assert_published_once();
+    }
+}
+
+on_versions! {
+    // Made again as the operator configured it, it would deliver what comes from now on and pass over what came meanwhile.
+    async fn a_consumer_for_new_messages_passes_over_nothing_when_it_is_lost(server: Server) {
+        let mut rig = Rig::new(server).await;
+        rig.publish(100).await;
+        rig.make_consumer(pull::Config { deliver_policy: DeliverPolicy::New, ..Default::default() }).await;
+        let stream = rig.context.get_stream(&rig.stream).await.unwrap();
+        let running = rig.start().await;
+        rig.publish(50).await;
+        rig.durable(50).await;
+        rig.acked().await;
+        running.stop().await.unwrap();
+        rig.publish(50).await;
+        stream.delete_consumer(CONSUMER).await.unwrap();
+        let running = rig.start().await;
+        rig.durable(100).await;
+        // Once more while the archiver runs, with messages that nobody was there to take.
+        rig.archive.flushing.close();
+        rig.publish(100).await;
+        rig.archive.flushing.reached().await;
+        stream.delete_consumer(CONSUMER).await.unwrap();
+        rig.publish(50).await;
+        rig.archive.flushing.open();
+        rig.durable(250).await;
+        rig.acked().await;
+        let ended = running.stop().await.unwrap();
+        assert_eq!((ended.floor, ended.counters.forks), (350, 0));
+        let sequences: Vec<u64> = rig.archive.durable().iter().map(|record| record.sequence).collect();
+        let once: std::collections::BTreeSet<u64> = sequences.iter().copied().collect();
+        assert!(once.iter().copied().eq(101..=350) && sequences.len() == 250, "{sequences:?}");
     }
 }
