@@ -69,6 +69,21 @@ impl std::fmt::Debug for Core {
     }
 }
 
+/// A call of the dead-letter hook. Dropped before it was answered, it says so.
+struct Call<'a> {
+    source: &'a Source,
+    sequence: u64,
+    answered: bool,
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        if !self.answered {
+            events::report_failed(self.source, self.sequence, "it did not answer and was cut off");
+        }
+    }
+}
+
 /// Makes claims for what is pending.
 pub(super) struct Claims<'a> {
     ledger: &'a Ledger,
@@ -216,7 +231,11 @@ impl Core {
         let Some((id, sending)) = self.letters.send() else { return Reported::Nothing };
         // Counted before it is known, so that a call that is dropped half way counts too.
         self.counters.reports_failed += 1;
-        match sending.await {
+        let mut call = Call { source: &self.source, sequence: id.sequence, answered: false };
+        let answer = sending.await;
+        call.answered = true;
+        drop(call);
+        match answer {
             Ok(()) => {
                 self.counters.reports_failed -= 1;
                 self.counters.reported += 1;
@@ -227,8 +246,6 @@ impl Core {
             }
             Err(error) => {
                 events::report_failed(&self.source, id.sequence, &chain(&*error));
-                // Another one first: this one may be what the hook can never take.
-                self.letters.put_back();
                 Reported::Failed(error)
             }
         }

@@ -55,23 +55,20 @@ impl Letters {
         (self.waiting.len(), self.bytes)
     }
 
-    /// Hands the next one to the hook.
-    pub(super) fn send(&self) -> Option<(RecordId, BoxFuture<'_, Result<(), SinkFailure>>)> {
-        let (hook, letter) = (self.hook.as_ref()?, self.waiting.front()?);
-        Some((letter.record.id(), hook.take(letter.clone())))
+    /// Hands the next one to the hook. From now on the others come first, also where the call is dropped half way: this one
+    /// may be what the hook can never take.
+    pub(super) fn send(&mut self) -> Option<(RecordId, BoxFuture<'_, Result<(), SinkFailure>>)> {
+        let hook = self.hook.as_ref()?;
+        let letter = self.waiting.pop_front()?;
+        let sent = (letter.record.id(), hook.take(letter.clone()));
+        self.waiting.push_back(letter);
+        Some(sent)
     }
 
-    /// The hook took the next one.
+    /// The hook took what was handed to it last.
     pub(super) fn taken(&mut self) {
-        if let Some(letter) = self.waiting.pop_front() {
+        if let Some(letter) = self.waiting.pop_back() {
             self.bytes = self.bytes.saturating_sub(letter.record.payload.len() as u64);
-        }
-    }
-
-    /// The hook did not take the next one: the others come first now.
-    pub(super) fn put_back(&mut self) {
-        if let Some(letter) = self.waiting.pop_front() {
-            self.waiting.push_back(letter);
         }
     }
 }

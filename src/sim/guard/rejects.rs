@@ -73,6 +73,21 @@ fn a_record_that_the_hook_can_never_take_holds_up_no_other() {
 }
 
 #[test]
+fn a_record_at_which_the_hook_hangs_holds_up_no_other() {
+    let (world, mut driver, bad) = poisoned(0, Recover::Unknown);
+    world.publish_to("orders.bad");
+    driver.pull(4).unwrap();
+    driver.disk.inside().hook.hang = true;
+    let guard = driver.guard.as_mut().unwrap();
+    assert!(run(&mut Some(20), guard.report_rejected()).is_none(), "it hangs");
+    let other = world.get(4).unwrap().id(4);
+    for next in [other, bad] {
+        assert!(matches!(now(guard.report_rejected()), Ok(Reported::Taken(id)) if id == next));
+    }
+    assert_eq!(guard.unreported(), (0, 0));
+}
+
+#[test]
 fn a_crash_between_hook_and_checkpoint_hands_the_record_over_again() {
     let (_, mut driver, bad) = poisoned(0, Recover::Unknown);
     driver.pull(3).unwrap();

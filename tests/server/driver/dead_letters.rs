@@ -224,6 +224,9 @@ on_versions! {
             until("the record came", async || running.now().sessions > 0 && rig.events("rejected").len() > usize::from(hangs)).await;
             let ended = running.stop().await.unwrap();
             assert_eq!((ended.unverified, ended.counters.reported, ended.floor), (1, 0, 41));
+            let failed = rig.events("report_failed");
+            assert!(failed.last().is_some_and(|event| event.number("sequence") == 42), "{failed:?}");
+            assert_eq!(failed.iter().any(|event| event.fields["error"].contains("cut off")), hangs, "{failed:?}");
             assert_eq!(rig.info().await.ack_floor.stream_sequence, 41);
         }
         let dead = Dead::new(&rig).await;
