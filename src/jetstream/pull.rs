@@ -15,7 +15,10 @@ use super::session::SessionEnd;
 const EXPIRES: Duration = Duration::from_secs(60);
 /// How often the server says that it is still there; never more than half of the time a pull waits, or the server refuses.
 const HEARTBEAT: Duration = Duration::from_secs(5);
-/// A pull that ends sooner than this without a message is not repeated at once.
+/// A server that says nothing for so long is not there: two heartbeats. Not less where a short pull makes them come more
+/// often, or a link slower than that would end every session.
+const SILENCE: Duration = Duration::from_secs(10);
+/// A pull that ends sooner than this without a message is not repeated at once, unless the consumer gives it no more time.
 const EARLY: Duration = Duration::from_millis(500);
 
 /// What a pull asks for.
@@ -46,6 +49,21 @@ impl Batch {
             heartbeat: HEARTBEAT.min(expires / 2),
             single: config.max_waiting == 1,
         }
+    }
+
+    /// A pull that ends sooner than this without a message did not end because its time was over.
+    fn early(&self) -> Duration {
+        EARLY.min(self.expires / 2)
+    }
+}
+
+/// When to look again if nothing comes. A server that was asked for nothing owes no heartbeat: then only the next pull
+/// counts.
+fn wake(owed: bool, silent: Instant, next_pull: Option<Instant>) -> Instant {
+    match next_pull {
+        Some(at) if owed => at.min(silent),
+        Some(at) => at,
+        None => silent,
     }
 }
 
@@ -127,8 +145,8 @@ impl Pull {
             if self.is_short() && self.not_before.is_none_or(|at| Instant::now() >= at) {
                 self.ask().await?;
             }
-            let silent = self.heard + self.batch.heartbeat * 2;
-            let wake = self.not_before.filter(|_| self.is_short()).map_or(silent, |at| at.min(silent));
+            let silent = self.heard + SILENCE;
+            let wake = wake(self.wanted > 0, silent, self.not_before.filter(|_| self.is_short()));
             let message = tokio::select! {
                 biased;
                 message = self.subscriber.next() => message,
@@ -159,7 +177,7 @@ impl Pull {
                 Status::Over { left, too_large } => {
                     self.wanted = self.wanted.saturating_sub(left.unwrap_or(self.batch.messages));
                     self.large = too_large;
-                    if !too_large && self.asked.elapsed() < EARLY {
+                    if !too_large && self.asked.elapsed() < self.batch.early() {
                         self.not_before = Some(Instant::now() + self.backoff.wait());
                     }
                 }
@@ -210,6 +228,24 @@ mod tests {
         }
         let wide = Config { max_batch: 5_000, max_bytes: 1 << 30, max_expires: EXPIRES * 2, ..Config::default() };
         assert_eq!(Batch::within(1_000, 1 << 20, &wide), free);
+    }
+
+    #[test]
+    fn a_short_pull_that_ends_in_its_time_is_repeated_at_once() {
+        let short = Config { max_expires: Duration::from_millis(200), ..Config::default() };
+        let short = Batch::within(1_000, 1 << 20, &short);
+        assert!(short.early() < short.expires, "it would be taken for refused each time");
+        assert_eq!(Batch::within(1_000, 1 << 20, &Config::default()).early(), EARLY);
+    }
+
+    #[test]
+    fn waiting_for_the_next_pull_is_no_tight_loop() {
+        let now = Instant::now();
+        let (past, soon, later) = (now, now + EARLY, now + EXPIRES);
+        assert_eq!(wake(false, past, Some(later)), later, "nothing is asked for: no heartbeat is due");
+        assert_eq!(wake(true, soon, Some(later)), soon);
+        assert_eq!(wake(true, later, Some(soon)), soon);
+        assert_eq!(wake(true, soon, None), soon);
     }
 
     #[test]

@@ -174,6 +174,24 @@ on_versions! {
         rig.assert_stream_once().await;
     }
 
+    async fn a_consumer_that_allows_only_short_pulls(server: Server) {
+        let mut rig = Rig::new(server).await;
+        rig.make_consumer(pull::Config { max_expires: Duration::from_millis(200), ..Default::default() }).await;
+        let running = rig.start().await;
+        until("a session", async || running.now().sessions == 1).await;
+        // Nothing comes, and no pull that ends in its time makes the next one wait longer.
+        let mut requests = Requests::new(&rig).await;
+        let mut pulls = 0;
+        while pulls < 50 {
+            pulls += usize::from(requests.next().await.contains(".MSG.NEXT."));
+        }
+        rig.publish(1).await;
+        rig.durable(1).await;
+        rig.acked().await;
+        running.stop().await.unwrap();
+        rig.assert_all_once().await;
+    }
+
     async fn memory_is_bounded_by_the_flush(server: Server) {
         const SIZE: usize = 500_000;
         let rig = Rig::new(server).await;
