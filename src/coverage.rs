@@ -121,6 +121,13 @@ impl Coverage {
         self.get(self.position(sequence)).filter(|span| span.contains(sequence))
     }
 
+    /// Whether one span holds both records, by sequence and publish time, and so everything of the source between them.
+    pub fn holds(&self, first: RecordId, last: RecordId) -> bool {
+        self.find(last.sequence).is_some_and(|span| {
+            span.contains(first.sequence) && span.knows(first.published) && span.knows(last.published)
+        })
+    }
+
     /// The lowest span that ends at or above this sequence.
     pub(crate) fn at_or_above(&self, sequence: u64) -> Option<&Span> {
         self.get(self.position(sequence))

@@ -5,6 +5,7 @@ use std::future::Future;
 use futures_util::future::BoxFuture;
 
 use crate::claim::Claim;
+use crate::coverage::Coverage;
 use crate::record::{Record, RecordId};
 use crate::source::Source;
 
@@ -44,8 +45,8 @@ pub trait Sink: Send {
     /// Need not be cancel safe: a sink whose call was dropped half way is dropped too.
     fn flush(&mut self, flush: Flush<'_>) -> impl Future<Output = Result<Durable, Self::Error>> + Send;
 
-    /// What the sink itself already holds of this source, asked once when a guard opens. Only what is durable may be
-    /// reported: sync first what is reported.
+    /// What the sink itself already holds of this source, asked when a guard opens. Only what is durable may be reported:
+    /// sync first what is reported.
     ///
     /// # Errors
     ///
@@ -53,6 +54,25 @@ pub trait Sink: Send {
     fn recover(&mut self, source: &Source) -> impl Future<Output = Result<Recovered, Self::Error>> + Send {
         let _ = source;
         std::future::ready(Ok(Recovered::Unknown))
+    }
+
+    /// What the guard really asks when it opens: as [`recover`](Self::recover), which it calls if it is not implemented,
+    /// with what the checkpoint has. It is asked a second time if the stream contradicts that, with what is left.
+    ///
+    /// For a sink with many claims: where the checkpoint [holds](Coverage::holds) all that a claim names, the claim adds
+    /// nothing to [`Recovered::AtLeast`], and need be neither read nor synced. [`Recovered::Exactly`] must name it all the
+    /// same.
+    ///
+    /// # Errors
+    ///
+    /// Anything that leaves it unknown what the sink holds.
+    fn recover_beyond(
+        &mut self,
+        source: &Source,
+        checkpoint: &Coverage,
+    ) -> impl Future<Output = Result<Recovered, Self::Error>> + Send {
+        let _ = checkpoint;
+        self.recover(source)
     }
 }
 
@@ -173,6 +193,11 @@ trait DynSink: Send {
     fn write(&mut self, record: Record) -> BoxFuture<'_, Result<Written, BoxSinkError>>;
     fn flush<'a>(&'a mut self, flush: Flush<'a>) -> BoxFuture<'a, Result<Durable, BoxSinkError>>;
     fn recover<'a>(&'a mut self, source: &'a Source) -> BoxFuture<'a, Result<Recovered, BoxSinkError>>;
+    fn recover_beyond<'a>(
+        &'a mut self,
+        source: &'a Source,
+        checkpoint: &'a Coverage,
+    ) -> BoxFuture<'a, Result<Recovered, BoxSinkError>>;
 }
 
 struct Erased<S>(S);
@@ -186,6 +211,13 @@ impl<S: Sink> DynSink for Erased<S> {
     }
     fn recover<'a>(&'a mut self, source: &'a Source) -> BoxFuture<'a, Result<Recovered, BoxSinkError>> {
         Box::pin(async move { self.0.recover(source).await.map_err(erase) })
+    }
+    fn recover_beyond<'a>(
+        &'a mut self,
+        source: &'a Source,
+        checkpoint: &'a Coverage,
+    ) -> BoxFuture<'a, Result<Recovered, BoxSinkError>> {
+        Box::pin(async move { self.0.recover_beyond(source, checkpoint).await.map_err(erase) })
     }
 }
 
@@ -220,5 +252,8 @@ impl Sink for BoxSink {
     }
     async fn recover(&mut self, source: &Source) -> Result<Recovered, Self::Error> {
         self.0.recover(source).await
+    }
+    async fn recover_beyond(&mut self, source: &Source, checkpoint: &Coverage) -> Result<Recovered, Self::Error> {
+        self.0.recover_beyond(source, checkpoint).await
     }
 }

@@ -266,3 +266,16 @@ fn what_the_limit_forgets_is_the_smallest_and_never_what_is_needed() {
     }
     assert!(forgotten > 1_000, "{forgotten}");
 }
+
+#[test]
+fn a_span_holds_records_by_sequence_and_time() {
+    let mut coverage = Coverage::default();
+    for sequence in [3, 4, 5, 8, 9] {
+        coverage.insert(Span::of(sequence, witness(sequence)), 1);
+    }
+    let holds = |first: u64, last: u64| coverage.holds(witness(first).id, witness(last).id);
+    assert!(holds(3, 5) && holds(4, 4) && holds(8, 9));
+    assert!(!holds(2, 5) && !holds(3, 8) && !holds(9, 10) && !holds(6, 6));
+    assert!(!coverage.holds(RecordId::new(3, 29), witness(5).id), "of another life");
+    assert!(!coverage.holds(witness(3).id, RecordId::new(5, 51)), "of another life");
+}

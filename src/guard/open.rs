@@ -59,6 +59,7 @@ pub struct Opening {
     found: Option<Checkpoint>,
     damaged: Vec<String>,
     set_aside: Option<String>,
+    asked: bool,
     claims: Vec<ClaimBody>,
     exactly_from: Option<u64>,
     history: usize,
@@ -142,6 +143,7 @@ impl Opening {
             found,
             damaged,
             set_aside,
+            asked: false,
             claims: Vec::new(),
             exactly_from: None,
             history: 0,
@@ -180,7 +182,22 @@ impl Opening {
     ///
     /// The sink must be dropped.
     pub async fn recover<S: Sink>(&mut self, sink: &mut S) -> Result<(), OpenError> {
-        let recovered = sink.recover(&self.source).await.map_err(|error| OpenError::Sink(Box::new(error)))?;
+        let nothing = Coverage::default();
+        let has = self.found.as_ref().map_or(&nothing, |checkpoint| &checkpoint.coverage);
+        let recovered = ask(sink, &self.source, has).await?;
+        self.asked = true;
+        self.take(recovered);
+        if self.found.is_none()
+            && let Some(claim) = self.claims.first()
+        {
+            self.state_id = claim.state_id;
+        }
+        Ok(())
+    }
+
+    /// Keeps what the sink said, in place of what it said before.
+    fn take(&mut self, recovered: Recovered) {
+        (self.claims, self.exactly_from, self.history) = (Vec::new(), None, 0);
         let claims: Vec<Claim> = match recovered {
             Recovered::Unknown => Vec::new(),
             Recovered::AtLeast(claims) => claims,
@@ -197,12 +214,6 @@ impl Opening {
             }
         }
         self.claims.sort_by_key(|claim| std::cmp::Reverse(claim.coverage.last().map_or(0, |span| span.last)));
-        if self.found.is_none()
-            && let Some(claim) = self.claims.first()
-        {
-            self.state_id = claim.state_id;
-        }
-        Ok(())
     }
 
     /// Whether the store never held this source: no checkpoint, no damaged one, and no claim of the sink.
@@ -242,7 +253,7 @@ impl Opening {
     /// Everything is dropped; open again.
     pub async fn open<S: Sink>(
         mut self,
-        sink: S,
+        mut sink: S,
         observer: impl Observer + 'static,
         origin: Origin,
     ) -> Result<Guard<S>, OpenError> {
@@ -254,9 +265,14 @@ impl Opening {
             Some(checkpoint) => checkpoint,
             None => self.first(&*observer, view, if damaged { Origin::Beginning } else { origin }).await?,
         };
-        let claims = std::mem::take(&mut self.claims);
         let mut core = self.core(checkpoint, observer, view);
         let (trust, forked) = if had { verify_checkpoint(&mut core).await? } else { (Trust::New, false) };
+        if forked && self.asked {
+            // It was told of more than is left, and its claims may have finer witnesses than the checkpoint.
+            let recovered = ask(&mut sink, &self.source, &core.ledger.coverage).await?;
+            self.take(recovered);
+        }
+        let claims = std::mem::take(&mut self.claims);
         let claimed = verify_claims(&mut core, claims, self.exactly_from).await?;
         if !had && claimed.history > 0 && !claimed.equal {
             // The claims are of another stream, and so is the place where they say archiving began.
@@ -396,6 +412,10 @@ impl Opening {
             looked_below: 0,
         }
     }
+}
+
+async fn ask<S: Sink>(sink: &mut S, source: &Source, has: &Coverage) -> Result<Recovered, OpenError> {
+    sink.recover_beyond(source, has).await.map_err(|error| OpenError::Sink(Box::new(error)))
 }
 
 #[cfg(test)]

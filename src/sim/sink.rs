@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use bytes::Bytes;
 
 use crate::dead_letter::{DeadLetter, Hook, shared};
-use crate::{Claim, Durable, Flush, Reason, Record, RecordId, Recovered, Sink, Source, Written};
+use crate::{Claim, Coverage, Durable, Flush, Reason, Record, RecordId, Recovered, Sink, Source, Written};
 
 use super::{Rng, World};
 
@@ -49,6 +49,8 @@ pub(crate) struct Inside {
     pub(crate) full_at: Option<usize>,
     pub(crate) partial: Partial,
     pub(crate) recover: Recover,
+    /// How often it was asked what it holds.
+    pub(crate) asked: u64,
 }
 
 /// The dead-letter hook, if there is one, and what it does.
@@ -85,6 +87,7 @@ impl Disk {
             full_at: None,
             partial: Partial::All,
             recover: Recover::Unknown,
+            asked: 0,
         })))
     }
 
@@ -260,5 +263,26 @@ impl Sink for TestSink {
             Recover::AtLeast => Recovered::AtLeast(claims),
             Recover::Exactly(from) => Recovered::Exactly { from, claims },
         })
+    }
+
+    /// Every second time, at least, it leaves out what the checkpoint has.
+    async fn recover_beyond(&mut self, source: &Source, checkpoint: &Coverage) -> Result<Recovered, Broken> {
+        let known = {
+            let mut inside = self.disk.inside();
+            inside.asked += 1;
+            let leaves_out = inside.recover == Recover::AtLeast && inside.asked % 2 == 1;
+            let known = |ids: &[RecordId]| {
+                ids.iter().min().zip(ids.iter().max()).is_some_and(|(first, last)| checkpoint.holds(*first, *last))
+            };
+            let named = inside.files.iter().filter(|(_, ids)| !known(ids)).map(|(claim, _)| claim.clone()).collect();
+            leaves_out.then_some(Recovered::AtLeast(named))
+        };
+        match known {
+            Some(recovered) => {
+                self.world.stutter().await;
+                Ok(recovered)
+            }
+            None => self.recover(source).await,
+        }
     }
 }

@@ -61,6 +61,66 @@ fn a_lost_checkpoint_is_rebuilt_from_the_claims() {
 }
 
 #[test]
+fn claims_that_the_checkpoint_has_cost_no_request() {
+    let requests = |recover| {
+        let world = World::new();
+        world.publish(1_000);
+        let mut driver = Driver::new(&world);
+        driver.disk.inside().recover = recover;
+        driver.open().unwrap();
+        archive(&mut driver, 5);
+        assert!(driver.disk.inside().files.len() >= 200);
+        driver.crash();
+        let mut opened = Vec::new();
+        // The sink names all of them in one of two openings.
+        for _ in 0..2 {
+            let before = world.requests();
+            driver.open().unwrap();
+            assert_eq!((driver.guard().floor(), driver.guard().report().claimed), (1_000, 0));
+            opened.push(world.requests() - before);
+        }
+        opened
+    };
+    assert_eq!(requests(Recover::AtLeast), requests(Recover::Unknown));
+}
+
+#[test]
+fn a_lost_checkpoint_costs_one_request_for_each_claim() {
+    let world = World::new();
+    world.publish(1_000);
+    let mut driver = Driver::new(&world);
+    driver.disk.inside().recover = Recover::AtLeast;
+    driver.open().unwrap();
+    archive(&mut driver, 5);
+    let claims = driver.disk.inside().files.len() as u64;
+    driver.crash();
+    driver.store.place().states.clear();
+    let before = world.requests();
+    driver.open().unwrap();
+    assert_eq!((driver.guard().floor(), driver.guard().spans()), (1_000, 1));
+    let requests = world.requests() - before;
+    assert!(requests < claims + 20, "{requests} requests for {claims} claims");
+}
+
+#[test]
+fn claims_are_finer_than_what_a_long_archive_remembers() {
+    let world = World::new();
+    world.publish(8_000);
+    let mut driver = Driver::new(&world);
+    driver.disk.inside().recover = Recover::AtLeast;
+    driver.open().unwrap();
+    archive(&mut driver, 2);
+    driver.crash();
+    world.lose_to(1_001);
+    world.publish(10);
+    driver.consumer.forget();
+    // It leaves out what the checkpoint has.
+    driver.disk.inside().asked = 0;
+    driver.open().unwrap();
+    assert_eq!(driver.guard().floor(), 1_000, "asked again, for what the fork left of the checkpoint");
+}
+
+#[test]
 fn claims_of_a_life_that_is_over_claim_nothing() {
     let world = World::new();
     world.publish(20);
