@@ -34,6 +34,7 @@ pub(crate) struct Job {
     pub(crate) state: PathBuf,
     pub(crate) flush: FlushSettings,
     pub(crate) start: Option<Start>,
+    pub(crate) rewrite_missing_from: Option<u64>,
     pub(crate) fast_forward: bool,
     /// Fed by the connection, so that a missing permission is told from a server that does not answer.
     pub(crate) denials: Denials,
@@ -55,14 +56,13 @@ type Stop = watch::Receiver<bool>;
 
 /// The command.
 pub(crate) async fn main(settings: ArchiveSettings) -> Result<(), Failure> {
+    let (rewrite_missing_from, fast_forward) = (settings.rewrite_missing_from, !settings.no_fast_forward);
     let bar = progress::start_log(&settings.log).map_err(Failure::Setting)?;
     let stop = stop_on_signals().map_err(Failure::Fatal)?;
-    let ArchiveSettings { server, stream, filters, consumer, out, state, flush, start, no_fast_forward, log: _ } =
-        settings;
+    let ArchiveSettings { server, stream, filters, consumer, out, state, flush, start, .. } = settings;
     let (start, denials) = (start.map(Start::from), Denials::default());
     let Some(client) = connect(&server, denials.clone(), stop.clone()).await? else { return Ok(()) };
-    let fast_forward = !no_fast_forward;
-    let job = Job { stream, filters, consumer, out, state, flush, start, fast_forward, denials };
+    let job = Job { stream, filters, consumer, out, state, flush, start, rewrite_missing_from, fast_forward, denials };
     let jetstream = jetstream::new(client);
     let progress = Arc::new(Progress::default());
     let watched = progress::watch(jetstream.clone(), job.clone(), Arc::clone(&progress), bar.clone());
@@ -139,7 +139,8 @@ async fn open(jetstream: &Context, job: &Job, progress: &Arc<Progress>) -> Resul
 }
 
 async fn sink(job: &Job, progress: &Arc<Progress>) -> Result<ParquetSink, crate::disk::SinkError> {
-    ParquetSink::open(&job.out, job.source(), job.flush.bytes, Arc::clone(progress)).await
+    let sink = ParquetSink::open(&job.out, job.source(), job.flush.bytes, Arc::clone(progress)).await?;
+    Ok(sink.rewrite_missing_from(job.rewrite_missing_from))
 }
 
 /// Connects, however long that takes; nothing if told to stop first.

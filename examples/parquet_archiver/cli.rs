@@ -60,7 +60,7 @@ pub(crate) struct ArchiveSettings {
     #[arg(long, value_name = "DIR", default_value = "archive")]
     pub(crate) out: PathBuf,
 
-    /// Directory of the checkpoint, which says what is archived; keep it as safe as the archive
+    /// Directory of the checkpoint, which says what is archived; if it is lost, the files in the archive say it
     #[arg(long, value_name = "DIR", default_value = "state")]
     pub(crate) state: PathBuf,
 
@@ -70,6 +70,13 @@ pub(crate) struct ArchiveSettings {
     /// Where to begin if the checkpoint directory knows nothing of this stream and filter [default: consumer]
     #[arg(long, value_enum)]
     pub(crate) start: Option<StartAt>,
+
+    /// Write again what no file holds any more, from this stream sequence on
+    ///
+    /// For files that were deleted or damaged. Without it a file may go once it is archived: nothing is written again. Do
+    /// not set it where files are merged or moved, and give a sequence above what housekeeping removes.
+    #[arg(long, value_name = "SEQUENCE")]
+    pub(crate) rewrite_missing_from: Option<u64>,
 
     /// Read and skip what is archived when the server forgot it, instead of moving the consumer over it
     #[arg(long)]

@@ -44,20 +44,6 @@ pub(crate) fn create_directory(path: &Path) -> Result<(), SinkError> {
     Ok(())
 }
 
-/// Removes what a crash left of files that were being written. Everything else stays.
-pub(crate) fn remove_leftovers(directory: &Path) -> Result<u64, SinkError> {
-    let error = |source| SinkError::Directory { path: directory.to_owned(), source };
-    let mut removed = 0;
-    for entry in fs::read_dir(directory).map_err(error)? {
-        let entry = entry.map_err(error)?;
-        if entry.file_name().to_str().is_some_and(names::is_temporary) {
-            fs::remove_file(entry.path()).map_err(|source| SinkError::Write { path: entry.path(), source })?;
-            removed += 1;
-        }
-    }
-    Ok(removed)
-}
-
 /// A new file beside its final name. Its own name never repeats: a task that outlives the sink that started it must not
 /// meet the file of its successor.
 pub(crate) fn temporary(directory: &Path, name: &str) -> Result<NamedTempFile, SinkError> {
@@ -74,7 +60,7 @@ pub(crate) fn temporary(directory: &Path, name: &str) -> Result<NamedTempFile, S
 /// the directory that holds the name.
 pub(crate) fn publish(file: NamedTempFile, path: &Path) -> Result<(), SinkError> {
     let error = |source| SinkError::Write { path: path.to_owned(), source };
-    file.as_file().sync_all().map_err(error)?;
+    sync(file.as_file(), path).map_err(error)?;
     file.persist(path).map_err(|failed| error(failed.error))?;
     sync_parent(path).map_err(error)
 }
@@ -96,22 +82,63 @@ fn sync_parent(path: &Path) -> io::Result<()> {
     path.parent().map_or(Ok(()), sync_directory)
 }
 
+/// Opens a file that is to be read and synced.
+pub(crate) fn open(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    // Elsewhere only what may be written can be synced.
+    options.read(true).write(cfg!(not(unix))).open(path)
+}
+
+/// Syncs a file. `path`: what it is called, or will be.
+#[cfg_attr(not(test), expect(unused_variables, reason = "tests note what was synced"))]
+pub(crate) fn sync(file: &File, path: &Path) -> io::Result<()> {
+    file.sync_all()?;
+    #[cfg(test)]
+    tests::note(path);
+    Ok(())
+}
+
 #[cfg(unix)]
-fn sync_directory(path: &Path) -> io::Result<()> {
-    File::open(path)?.sync_all()
+pub(crate) fn sync_directory(path: &Path) -> io::Result<()> {
+    sync(&File::open(path)?, path)
 }
 
 /// Elsewhere directories cannot be synced; the file system has to keep renames by itself.
 #[cfg(not(unix))]
-fn sync_directory(_path: &Path) -> io::Result<()> {
+pub(crate) fn sync_directory(_path: &Path) -> io::Result<()> {
     Ok(())
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use std::cell::RefCell;
+
     use anyhow::Result;
 
     use super::*;
+
+    thread_local! {
+        static SYNCED: RefCell<Vec<(PathBuf, bool)>> = const { RefCell::new(Vec::new()) };
+    }
+
+    pub(super) fn note(path: &Path) {
+        SYNCED.with_borrow_mut(|synced| synced.push((path.to_owned(), path.exists())));
+    }
+
+    /// What this thread synced since it was asked last, and whether it had its name then.
+    pub(crate) fn synced() -> Vec<(PathBuf, bool)> {
+        SYNCED.take()
+    }
+
+    #[test]
+    fn a_file_is_synced_before_it_gets_its_name_and_its_directory_afterwards() -> Result<()> {
+        let base = tempfile::tempdir()?;
+        let path = base.path().join("file");
+        synced();
+        publish(temporary(base.path(), "file")?, &path)?;
+        assert_eq!(synced(), [(path, false), (base.path().to_owned(), true)]);
+        Ok(())
+    }
 
     #[test]
     fn directories_are_made_with_their_parents_and_may_exist() -> Result<()> {

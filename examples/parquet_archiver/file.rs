@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::File;
-use std::io::{BufWriter, ErrorKind, Write};
+use std::io::{self, BufWriter, ErrorKind, Read as _, Seek as _, SeekFrom, Write};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::errors::ParquetError;
-use parquet::file::metadata::KeyValue;
+use parquet::file::metadata::{KeyValue, ParquetMetaDataReader};
 use parquet::file::properties::WriterProperties;
 use replay_guard::async_nats::HeaderMap;
 use replay_guard::{Claim, Record, RecordId, Source};
@@ -29,6 +29,14 @@ use crate::names;
 /// Rows are turned into columns in pieces of this many records or payload bytes, so that a flush is not in memory twice.
 const PIECE_ROWS: usize = 8_192;
 const PIECE_BYTES: usize = 8 << 20;
+
+/// What stands at the end of each Parquet file, after the length of the metadata before it.
+const MAGIC: &[u8; 4] = b"PAR1";
+/// So much of a file's end is read at once; the metadata of ordinary files takes less.
+const TAIL: u64 = 8 << 10;
+/// No file of this archive has metadata of this length; a damaged one may say so.
+const MAX_METADATA: u64 = 64 << 20;
+const PREFIX: &str = "replay-guard";
 
 /// One archived message.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,7 +135,61 @@ fn encode(out: &mut File, source: &Source, rows: &[Row], claim: &Claim) -> Resul
     Ok(())
 }
 
-/// The claim goes with the data, in the same atomic step: a later version can tell from the files alone what they hold.
+/// What the end of a file says.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Footer {
+    /// What it holds.
+    Claim(Claim),
+    /// A whole file, which does not say what it holds, for this reason.
+    NoClaim(String),
+    /// Not a whole Parquet file, for this reason.
+    Damaged(String),
+}
+
+/// Reads the end of a file. An error is one of reading; it says nothing about the file.
+pub(crate) fn footer_of(file: &mut File) -> io::Result<Footer> {
+    let length = file.seek(SeekFrom::End(0))?;
+    let mut tail = read_last(file, length.min(TAIL))?;
+    let Some((rest, &[a, b, c, d, ref magic @ ..])) = tail.split_last_chunk::<8>() else {
+        return Ok(Footer::Damaged(format!("it has {length} bytes")));
+    };
+    let metadata = u64::from(u32::from_le_bytes([a, b, c, d]));
+    if magic != MAGIC || metadata > length.saturating_sub(12).min(MAX_METADATA) {
+        return Ok(Footer::Damaged(format!("it does not end as a Parquet file does, after {length} bytes")));
+    }
+    if metadata > rest.len() as u64 {
+        tail = read_last(file, metadata + 8)?;
+    }
+    let end = tail.len().saturating_sub(8);
+    let begin = end.saturating_sub(usize::try_from(metadata).map_err(io::Error::other)?);
+    match ParquetMetaDataReader::decode_metadata(tail.get(begin..end).unwrap_or_default()) {
+        Ok(metadata) => Ok(claim_in(metadata.file_metadata().key_value_metadata())),
+        Err(error) => Ok(Footer::Damaged(error.to_string())),
+    }
+}
+
+fn read_last(file: &mut File, count: u64) -> io::Result<Vec<u8>> {
+    file.seek(SeekFrom::End(0_i64.saturating_sub_unsigned(count)))?;
+    let mut bytes = Vec::new();
+    file.take(count).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn claim_in(footer: Option<&Vec<KeyValue>>) -> Footer {
+    let hex = footer.into_iter().flatten().find(|entry| entry.key == format!("{PREFIX}.claim"));
+    let Some(hex) = hex.and_then(|entry| entry.value.as_deref()) else {
+        return Footer::NoClaim("there is no claim in its footer".into());
+    };
+    let pairs = hex.as_bytes().chunks(2).map(|pair| std::str::from_utf8(pair).ok());
+    let bytes: Option<Vec<u8>> = pairs.map(|pair| u8::from_str_radix(pair?, 16).ok()).collect();
+    match bytes.map(Claim::from_bytes) {
+        Some(Ok(claim)) => Footer::Claim(claim),
+        Some(Err(error)) => Footer::NoClaim(error.to_string()),
+        None => Footer::NoClaim("its claim is not hexadecimal".into()),
+    }
+}
+
+/// The claim goes with the data, in the same atomic step: the files alone tell what they hold.
 fn footer(source: &Source, rows: &[Row], claim: &Claim) -> Vec<KeyValue> {
     let sequence = |row: Option<&Row>| row.map_or(0, |row| row.id.sequence).to_string();
     let claim = claim.as_bytes().iter().fold(String::new(), |mut hex, byte| {
@@ -143,7 +205,7 @@ fn footer(source: &Source, rows: &[Row], claim: &Claim) -> Vec<KeyValue> {
         ("count", rows.len().to_string()),
         ("claim", claim),
     ]
-    .map(|(key, value)| KeyValue::new(format!("replay-guard.{key}"), value))
+    .map(|(key, value)| KeyValue::new(format!("{PREFIX}.{key}"), value))
     .into()
 }
 

@@ -7,19 +7,22 @@
 //! ```
 //!
 //! Where to look first: `sink.rs` is all that replay-guard asks for, `archive.rs` is how it is driven. The rest is the
-//! Parquet format (`file.rs`), files that survive a power cut (`disk.rs`, `names.rs`), the command line and the
-//! demonstration.
+//! Parquet format (`file.rs`), files that survive a power cut (`disk.rs`, `names.rs`), what they say of themselves
+//! (`recover.rs`: with it each message is archived exactly once), the command line and the demonstration.
 
 mod archive;
 mod cli;
 mod demo;
 mod disk;
+#[cfg(test)]
+mod exactly_once;
 mod failure;
 mod file;
 mod names;
 #[path = "../support/nats.rs"]
 mod nats;
 mod progress;
+mod recover;
 mod sink;
 
 use std::process::ExitCode;

@@ -29,22 +29,22 @@ pub(crate) fn temporary_prefix(name: &str) -> String {
     format!("{name}.")
 }
 
-/// Whether [`file`] makes such names.
-pub(crate) fn is_file(name: &str) -> bool {
-    name.strip_suffix(ENDING)
-        .and_then(|ids| ids.split_once('_'))
-        .is_some_and(|(first, last)| is_id(first) && is_id(last))
+/// The first and the last record of a file with such a name; `None` if [`file`] makes no such names.
+pub(crate) fn ids(name: &str) -> Option<(RecordId, RecordId)> {
+    let (first, last) = name.strip_suffix(ENDING)?.split_once('_')?;
+    let (first, last) = (id(first)?, id(last)?);
+    // Numbers can be written in more ways than one.
+    (file(first, last) == name).then_some((first, last))
 }
 
 /// Whether this is a temporary file of a file that [`file`] names.
 pub(crate) fn is_temporary(name: &str) -> bool {
-    name.strip_suffix(TEMPORARY).and_then(|rest| rest.rsplit_once('.')).is_some_and(|(file, _)| is_file(file))
+    name.strip_suffix(TEMPORARY).and_then(|rest| rest.rsplit_once('.')).is_some_and(|(file, _)| ids(file).is_some())
 }
 
-fn is_id(text: &str) -> bool {
-    text.split_once('-').is_some_and(|(sequence, published)| {
-        sequence.len() == 20 && sequence.parse::<u64>().is_ok() && published.parse::<i64>().is_ok()
-    })
+fn id(text: &str) -> Option<RecordId> {
+    let (sequence, published) = text.split_once('-')?;
+    Some(RecordId::new(sequence.parse().ok()?, published.parse().ok()?))
 }
 
 fn hash(source: &Source) -> u32 {
@@ -93,7 +93,7 @@ mod tests {
         let b = file(RecordId::new(11, second + 10), RecordId::new(20, second + 19));
         assert_ne!(a, b);
         assert!(a < b, "names sort as the records do");
-        assert!(is_file(&a) && is_file(&b));
+        assert_eq!(ids(&a), Some((RecordId::new(1, second), RecordId::new(10, second + 9))));
     }
 
     #[test]
@@ -111,8 +111,10 @@ mod tests {
 
     #[test]
     fn only_names_of_this_kind_are_recognised() {
-        let name = file(RecordId::new(u64::MAX, -1), RecordId::new(u64::MAX, i64::MAX));
-        assert!(is_file(&name), "{name}");
+        let (first, last) = (RecordId::new(u64::MAX, -1), RecordId::new(u64::MAX, i64::MAX));
+        let name = file(first, last);
+        assert_eq!(ids(&name), Some((first, last)), "{name}");
+        assert_eq!(ids(&name.replace("--1", "--01")), None, "another name for the same records");
         assert!(is_temporary(&format!("{}Ab3{TEMPORARY}", temporary_prefix(&name))));
         for other in ["a.parquet", "1-1_2-2.parquet", ".tmp", "notes.tmp", &name, "a.parquet.x.tmp"] {
             assert!(!is_temporary(other), "{other}");

@@ -3,12 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use replay_guard::{Durable, Flush, Record, Recovered, Sink, Source, Written};
+use replay_guard::{Coverage, Durable, Flush, Record, RecordId, Recovered, Sink, Source, Written};
 
 use crate::disk::{self, SinkError};
 use crate::file::{self, Row};
 use crate::names;
 use crate::progress::Progress;
+use crate::recover::{self, MAX_CLAIMS};
 
 /// What a row costs in memory beside its text and payload, roughly.
 const ROW_OVERHEAD: usize = 160;
@@ -21,6 +22,7 @@ pub(crate) struct ParquetSink {
     rows: Vec<Row>,
     bytes: usize,
     max_bytes: usize,
+    rewrite_from: Option<u64>,
     progress: Arc<Progress>,
 }
 
@@ -38,7 +40,15 @@ impl ParquetSink {
         let directory = out.join(names::directory(&source));
         let made = directory.clone();
         blocking(&directory, move || disk::create_directory(&made)).await?;
-        Ok(Self { directory, source, rows: Vec::new(), bytes: 0, max_bytes, progress })
+        Ok(Self { directory, source, rows: Vec::new(), bytes: 0, max_bytes, rewrite_from: None, progress })
+    }
+
+    /// From this sequence on, what no file holds shall be written again, also what the checkpoint has.
+    ///
+    /// Not by default: files may be pruned or merged, and a disk may not be mounted.
+    pub(crate) fn rewrite_missing_from(mut self, sequence: Option<u64>) -> Self {
+        self.rewrite_from = sequence;
+        self
     }
 }
 
@@ -67,14 +77,31 @@ impl Sink for ParquetSink {
         Ok(Durable::All)
     }
 
-    /// The checkpoint alone decides what is archived; this only clears away what a crash left half written.
-    async fn recover(&mut self, _source: &Source) -> Result<Recovered, SinkError> {
-        let directory = self.directory.clone();
-        let removed = blocking(&self.directory, move || disk::remove_leftovers(&directory)).await?;
-        if removed > 0 {
-            tracing::info!(removed, directory = %self.directory.display(), "removed files that a crash left half written");
-        }
-        Ok(Recovered::Unknown)
+    async fn recover(&mut self, source: &Source) -> Result<Recovered, SinkError> {
+        self.recover_beyond(source, &Coverage::default()).await
+    }
+
+    /// What the checkpoint has needs no footer: the names say which records a file holds.
+    async fn recover_beyond(&mut self, _source: &Source, checkpoint: &Coverage) -> Result<Recovered, SinkError> {
+        let (directory, from, checkpoint) = (self.directory.clone(), self.rewrite_from, checkpoint.clone());
+        let found = blocking(&self.directory, move || {
+            let wanted = |first, last: RecordId| match from {
+                Some(from) => last.sequence >= from || !checkpoint.holds(first, last),
+                None => !checkpoint.holds(first, last),
+            };
+            recover::recover(&directory, wanted, MAX_CLAIMS)
+        })
+        .await?;
+        let (claims, damaged) = (found.claims.len(), found.damaged.len());
+        tracing::info!(
+            files = found.files,
+            read = found.read,
+            claims,
+            damaged,
+            removed = found.removed,
+            "looked at the archive"
+        );
+        Ok(found.recovered(from))
     }
 }
 
@@ -169,7 +196,7 @@ mod tests {
         // Another source may be at work beside this one.
         let neighbour = out.path().join(&ours);
         fs::write(&neighbour, "half")?;
-        assert_eq!(sink.recover(&Source::new("S")).await?, Recovered::Unknown);
+        assert!(matches!(sink.recover(&Source::new("S")).await?, Recovered::AtLeast(_)));
         expected.extend(foreign.map(String::from));
         expected.sort_unstable();
         assert_eq!(files(&sink.directory)?, expected);

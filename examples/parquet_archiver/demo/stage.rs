@@ -66,6 +66,7 @@ impl Stage {
             state: directory.join("state"),
             flush: FlushSettings { records: 1_000, after: Duration::from_millis(200), bytes: 64 << 20 },
             start: None,
+            rewrite_missing_from: None,
             // What the server forgot shall come again, to be seen.
             fast_forward: false,
             denials: Denials::default(),
