@@ -105,3 +105,35 @@ impl Permits {
         self.ended
     }
 }
+
+/// Permits for tests of what is done with them.
+#[cfg(test)]
+impl Permits {
+    pub(crate) fn for_acks(acks: &[RecordId], floor: u64) -> Self {
+        Self { acks: acks.to_vec(), floor, ..Self::default() }
+    }
+
+    pub(crate) fn with_rejected(self, rejected: &[RecordId]) -> Self {
+        Self { rejected: rejected.to_vec(), ..self }
+    }
+
+    pub(crate) fn with_pending(self, pending: usize, unreported: usize) -> Self {
+        Self { pending, unreported, ..self }
+    }
+
+    pub(crate) fn with_flush_due(self) -> Self {
+        Self { flush_due: true, ..self }
+    }
+
+    pub(crate) fn with_verified_through(self, through: u64) -> Self {
+        Self { verified_through: Some(through), ..self }
+    }
+
+    pub(crate) fn with_move_to(self, to: u64) -> Self {
+        Self { move_to: Some(to), ..self }
+    }
+
+    pub(crate) fn with_unknown(self) -> Self {
+        Self { unknown: Some(ObserveError::Unavailable { reason: "no leader".to_owned() }), ..self }
+    }
+}

@@ -102,4 +102,9 @@ mod tests {
             assert_eq!(Delivery::parse(subject), None, "{subject}");
         }
     }
+    #[test]
+    fn answers_are_what_a_server_understands() {
+        let payloads = [Answer::Ack, Answer::Term, Answer::Progress].map(Answer::payload);
+        assert_eq!(payloads, ["+ACK", "+TERM", "+WPI"]);
+    }
 }

@@ -212,4 +212,28 @@ mod tests {
         backoff.reset();
         assert!(backoff.wait() <= Backoff::FIRST);
     }
+    #[test]
+    fn a_session_takes_over_what_the_sink_holds_and_the_window_of_its_consumer() {
+        let mut pace = Pace::new(limits(None));
+        pace.resumed(Some(2), true, SECOND);
+        assert_eq!(pace.deadline(), Some(SECOND * 6), "nobody knows how old it is");
+        assert_eq!((pace.due(1, SECOND), pace.due(2, SECOND)), (None, Some(Reason::Everything)));
+        pace.resumed(Some(2), false, SECOND);
+        assert_eq!(pace.due(2, SECOND), None);
+        pace.offered(1, false, SECOND);
+        assert_eq!(pace.due(2, SECOND), Some(Reason::Everything));
+        pace.resumed(None, false, SECOND);
+        pace.full();
+        assert_eq!(pace.due(0, SECOND), Some(Reason::Due));
+    }
+
+    #[test]
+    fn every_archiver_waits_for_times_of_its_own() {
+        assert_ne!(Backoff::seed(), Backoff::seed());
+        // Marsaglia's generator of 64 bits with the shifts 13, 7 and 17.
+        let mut backoff = Backoff::new(1);
+        for micros in [88_050, 150_500, 291_400, 578_000] {
+            assert_eq!(backoff.wait(), Duration::from_micros(micros));
+        }
+    }
 }

@@ -494,6 +494,8 @@ fn place(position: &Position) -> ConsumerPosition {
 }
 
 #[cfg(test)]
+mod flushes;
+#[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod trials;

@@ -216,4 +216,57 @@ mod tests {
         assert_eq!(window.overdue(), vec![Subject::from("a")]);
         assert_eq!(window.overdue().len(), 2);
     }
+    fn window(sequences: &[u64]) -> Window {
+        let mut window = Window::default();
+        for sequence in sequences {
+            window.add(RecordId::new(*sequence, 1), format!("{sequence}").into()).expect("new");
+        }
+        window
+    }
+
+    fn named(answers: Vec<(Subject, Answer)>) -> Vec<(String, Answer)> {
+        answers.into_iter().map(|(reply, answer)| (reply.to_string(), answer)).collect()
+    }
+
+    #[test]
+    fn each_permitted_delivery_of_the_session_is_answered_once() {
+        let id = |sequence| RecordId::new(sequence, 1);
+        let mut window = window(&[1, 2, 3]);
+        assert_eq!(window.len(), 3);
+        let permits = Permits::for_acks(&[id(1), id(2), id(9), RecordId::new(3, 2)], 9).with_rejected(&[id(2)]);
+        let expected = [("2".to_owned(), Answer::Term), ("1".to_owned(), Answer::Ack)];
+        assert_eq!(named(window.answers(&permits, false)), expected, "9 is of another session, 3 of another life");
+        assert_eq!((window.len(), window.answers(&permits, false)), (1, Vec::new()));
+        assert_eq!(named(window.answers(&Permits::for_acks(&[id(3)], 9), false)), [("3".to_owned(), Answer::Ack)]);
+    }
+
+    #[test]
+    fn with_ack_all_the_highest_at_or_below_the_floor_is_acked_for_all() {
+        let mut window = window(&[1, 2, 4]);
+        let floor = |floor| Permits::for_acks(&[RecordId::new(4, 1)], floor).with_rejected(&[RecordId::new(1, 1)]);
+        assert_eq!(window.answers(&floor(0), true), []);
+        assert_eq!(named(window.answers(&floor(3), true)), [("2".to_owned(), Answer::Ack)]);
+        assert_eq!((window.len(), window.answers(&floor(3), true)), (1, Vec::new()), "1 and 2 are done");
+        assert_eq!(named(window.answers(&floor(4), true)), [("4".to_owned(), Answer::Ack)]);
+        assert_eq!(window.len(), 0);
+    }
+
+    #[test]
+    fn a_newer_delivery_of_a_record_is_the_one_to_answer() {
+        let mut window = window(&[1]);
+        window.add(RecordId::new(1, 1), "again".into()).expect("a redelivery");
+        assert_eq!(named(window.answers(&Permits::for_acks(&[RecordId::new(1, 1)], 1), false))[0].0, "again");
+    }
+
+    #[test]
+    fn the_same_sequence_again_ends_the_session_unless_it_is_a_redelivery() {
+        let mut chain = Chain::new(true);
+        assert_eq!(chain.take(&delivery(5, 1, 1)), Ok(None));
+        assert_eq!(chain.take(&delivery(5, 2, 2)), Ok(None));
+        assert_eq!(chain.take(&delivery(5, 3, 1)), Err(SessionEnd::WentBack { before: 5, now: 5 }));
+        let mut chain = Chain::new(true);
+        assert_eq!(chain.take(&delivery(5, 4, 1)), Ok(None));
+        let again = SessionEnd::ConsumerRestarted { before: 4, now: 4 };
+        assert_eq!(chain.take(&delivery(6, 4, 1)), Err(again));
+    }
 }

@@ -320,6 +320,12 @@ mod tests {
     }
 
     #[test]
+    fn a_deadline_as_long_as_the_flush_age_is_enough() {
+        let config = Config { ack_wait: EXPECTED.flush_age, ..config() };
+        assert_eq!(check("c", &config, &source(), EXPECTED).unwrap(), []);
+    }
+
+    #[test]
     fn an_operators_configuration_gets_name_and_filters() {
         let operators = Config { ack_wait: Duration::from_secs(7), filter_subject: "x".into(), ..Config::default() };
         let named = named(operators, "c", &source());

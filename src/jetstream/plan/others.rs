@@ -29,15 +29,13 @@ pub(super) struct Others {
 
 impl Others {
     /// A delivery of this number came.
-    pub(super) const fn took(&mut self, number: u64) {
+    pub(super) fn took(&mut self, number: u64) {
         self.asked = false;
         if let Some(base) = self.base
             && number > base
         {
             self.taken += 1;
-            if number > self.due {
-                self.due = number;
-            }
+            self.due = self.due.max(number);
         }
     }
 

@@ -146,5 +146,38 @@ mod tests {
         assert!(!reports.due_at_end(SECOND));
         let mut reports = waiting(2, 2);
         assert!(reports.due_at_end(SECOND) && !reports.due_at_end(SECOND + LAST));
+        let mut reports = waiting(2, 2);
+        assert!(reports.due_at_end(SECOND));
+        reports.wait((0, 0));
+        assert!(!reports.due_at_end(SECOND), "nothing waits any more");
+        reports.wait((1, 1));
+        reports.taken();
+        assert!(reports.due_at_end(SECOND));
+        reports.taken();
+        assert!(!reports.due_at_end(SECOND), "a record that was taken counts as tried");
+    }
+
+    #[test]
+    fn where_nothing_waits_nothing_holds_deliveries_up() {
+        assert!(!waiting(0, 0).is_full(Limits { count: 0, bytes: 0, ..LIMITS }));
+        let mut reports = waiting(1, 1);
+        reports.failed(String::new(), SECOND);
+        reports.wait((0, 0));
+        assert_eq!(reports.deadline(), None);
+    }
+
+    #[test]
+    fn what_waited_over_the_end_of_a_session_comes_up_in_the_next_one() {
+        let mut reports = waiting(1, 1);
+        reports.resumed(SECOND);
+        assert_eq!(reports.deadline(), Some(SECOND));
+        assert!(reports.due(false, LIMITS, SECOND));
+        let Note::Retry { wait, .. } = reports.failed(String::new(), SECOND) else { panic!("no retry") };
+        reports.resumed(SECOND);
+        assert_eq!(reports.deadline(), Some(SECOND + wait), "a new session is no reason to try sooner");
+        let mut reports = waiting(0, 0);
+        reports.resumed(SECOND);
+        reports.wait((1, 1));
+        assert!(!reports.due(false, LIMITS, SECOND), "it came in this session");
     }
 }

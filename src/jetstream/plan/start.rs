@@ -186,7 +186,7 @@ impl Plan {
             return None;
         }
         let from = position.stands_at();
-        let backlog = through.checked_sub(from).filter(|backlog| *backlog >= self.flush.count.max(1))?;
-        (backlog > 0 && position.pending > 0).then_some((from, through))
+        through.checked_sub(from).filter(|backlog| *backlog >= self.flush.count.max(1))?;
+        (position.pending > 0).then_some((from, through))
     }
 }

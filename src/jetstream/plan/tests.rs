@@ -8,16 +8,16 @@ use crate::record::RecordId;
 use async_nats::jetstream::consumer::Config;
 
 const SECOND: Duration = Duration::from_secs(1);
-const UP: Connection = Connection { up: true, count: 1 };
+pub(super) const UP: Connection = Connection { up: true, count: 1 };
 const DOWN: Connection = Connection { up: false, count: 1 };
 const NEXT: Connection = Connection { up: true, count: 2 };
 
-fn plan() -> Plan {
+pub(super) fn plan() -> Plan {
     let flush = Limits { count: 2, bytes: 1_000, age: SECOND * 5, window: None };
     Plan::new(flush, true, "mark".to_owned(), None, 7, 1)
 }
 
-fn position(mark: &str, created: i64) -> Position {
+pub(super) fn position(mark: &str, created: i64) -> Position {
     let metadata = [(METADATA_KEY.to_owned(), mark.to_owned())].into();
     let config = Config { metadata, ack_wait: SECOND * 40, ..Config::default() };
     Position {
@@ -32,12 +32,12 @@ fn position(mark: &str, created: i64) -> Position {
     }
 }
 
-fn next(plan: &mut Plan, now: Duration, connection: Connection) -> String {
+pub(super) fn next(plan: &mut Plan, now: Duration, connection: Connection) -> String {
     format!("{:?}", plan.next(now, connection))
 }
 
 /// A plan whose session runs since the time zero.
-fn running() -> Plan {
+pub(super) fn running() -> Plan {
     let mut plan = plan();
     plan.began(&Permits::default(), UP, Duration::ZERO);
     plan.found(Some(position("mark", 1)), Duration::ZERO);
@@ -46,7 +46,7 @@ fn running() -> Plan {
     plan
 }
 
-fn deliver(plan: &mut Plan, sequence: u64, connection: Connection) -> Taken {
+pub(super) fn deliver(plan: &mut Plan, sequence: u64, connection: Connection) -> Taken {
     let id = RecordId::new(sequence, 1);
     let delivery = Delivery { id, times: 1, consumer_sequence: sequence, remaining: 100 - sequence };
     plan.delivered(&delivery, format!("ack.{sequence}").into(), true, connection, Duration::ZERO)

@@ -15,6 +15,7 @@ struct Trial {
     now: Duration,
     position: Position,
     notes: Vec<Note>,
+    steps: u32,
 }
 
 impl Trial {
@@ -33,7 +34,7 @@ impl Trial {
             config,
         };
         let plan = Plan::new(limits, true, "mark".to_owned(), None, 10, 7);
-        let mut trial = Self { plan, now: Duration::ZERO, position, notes: Vec::new() };
+        let mut trial = Self { plan, now: Duration::ZERO, position, notes: Vec::new(), steps: 0 };
         while trial.plan.is_starting() {
             trial.step();
         }
@@ -43,6 +44,8 @@ impl Trial {
 
     /// Does what the plan wants, in a world in which nothing comes. Gives the name of the request, where it was one.
     fn step(&mut self) -> Option<&'static str> {
+        self.steps += 1;
+        assert!(self.steps < 10_000, "it goes round in circles");
         match self.plan.next(self.now, CONNECTION) {
             Action::Begin => {
                 self.plan.began(&Permits::default(), CONNECTION, self.now);
