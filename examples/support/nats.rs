@@ -6,14 +6,17 @@
 #![allow(dead_code, unreachable_pub, reason = "shared by tests and an example, each of which uses a part")]
 #![allow(clippy::missing_errors_doc, reason = "each error says what failed")]
 
+mod port;
+
 use std::error::Error;
-use std::fs::{self, File, OpenOptions};
-use std::net::TcpListener;
+use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
-use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
+
+pub use port::Port;
 
 /// The oldest line that is still met.
 pub const V2_10: &str = "2.10.26";
@@ -186,37 +189,6 @@ fn make_executable(path: &Path) -> Result<()> {
     #[cfg(unix)]
     fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
     Ok(())
-}
-
-/// A port that stays ours: below the range the system hands out by itself, so that no connection takes it while the
-/// server is down, and with a lock file, so that no other process that uses this file does.
-#[derive(Debug)]
-pub struct Port {
-    /// Its number.
-    pub number: u16,
-    _lock: File,
-}
-
-impl Port {
-    /// One that nobody has.
-    pub fn reserve() -> Result<Self> {
-        const FIRST: u16 = 20_000;
-        const COUNT: u16 = 12_000;
-        static NEXT: AtomicU16 = AtomicU16::new(0);
-        let directory = std::env::temp_dir().join("replay-guard-ports");
-        fs::create_dir_all(&directory)?;
-        // Spread by process, so that test binaries rarely meet.
-        let spread = u16::try_from(std::process::id() * 37 % u32::from(COUNT))?;
-        for _ in 0..COUNT {
-            let offset = (u32::from(spread) + u32::from(NEXT.fetch_add(1, Ordering::Relaxed))) % u32::from(COUNT);
-            let number = FIRST + u16::try_from(offset)?;
-            let lock = OpenOptions::new().create(true).append(true).open(directory.join(number.to_string()))?;
-            if lock.try_lock().is_ok() && TcpListener::bind(("127.0.0.1", number)).is_ok() {
-                return Ok(Self { number, _lock: lock });
-            }
-        }
-        Err("no free port".into())
-    }
 }
 
 /// One nats-server with `JetStream`, a child of this process, with its own store. Dropped: killed, its files removed.
