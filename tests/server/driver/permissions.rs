@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use async_nats::jetstream;
-use replay_guard::{Driver, DriverError};
+use replay_guard::{Driver, DriverBuilder, DriverError};
 
 use super::rig::{CONSUMER, DEADLINE, Rig, spawn};
 use super::sink::MemorySink;
@@ -18,13 +18,16 @@ async fn server(version: &'static str, users: &[(&str, &str)]) -> Server {
     Server::start_with(version, &users).await.unwrap()
 }
 
-async fn open(rig: &Rig, user: &str) -> Result<Driver<MemorySink>, DriverError> {
+async fn builder(rig: &Rig, user: &str) -> DriverBuilder {
     let client = rig.server.client_with(options().user_and_password(user.into(), "x".into())).await.unwrap();
-    let builder = Driver::builder(jetstream::new(client), rig.stream.as_str())
+    Driver::builder(jetstream::new(client), rig.stream.as_str())
         .consumer(CONSUMER)
         .state_dir(rig.state_dir())
-        .flush_every(100, Duration::from_millis(200));
-    let opening = builder.open(rig.archive.sink());
+        .flush_every(100, Duration::from_millis(200))
+}
+
+async fn open(rig: &Rig, user: &str) -> Result<Driver<MemorySink>, DriverError> {
+    let opening = builder(rig, user).await.open(rig.archive.sink());
     tokio::time::timeout(DEADLINE, opening).await.expect("it is opened, or refused")
 }
 
@@ -122,4 +125,35 @@ async fn what_the_readme_lists_is_enough_v2_12_8() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_the_readme_lists_is_enough_v2_15_1() {
     what_the_readme_lists_is_enough(V2_15).await;
+}
+
+/// A filter's wildcards are tokens of the subject that a consumer is made with.
+async fn a_star_in_a_permission_stands_for_a_filters_wildcard(version: &'static str) {
+    let may = [
+        "$JS.API.STREAM.>",
+        "$JS.API.CONSUMER.INFO.>",
+        "$JS.API.CONSUMER.MSG.NEXT.>",
+        "$JS.API.CONSUMER.CREATE.*.*.*.*",
+        "$JS.ACK.>",
+        "$SYS.REQ.USER.INFO",
+    ];
+    let may = format!("publish: {{ allow: {may:?} }}");
+    let mut rig = Rig::new(server(version, &[("stars", &may)]).await).await;
+    let builder = builder(&rig, "stars").await.filter(rig.subject(">"));
+    let running = spawn(builder.open(rig.archive.sink()).await.unwrap());
+    rig.publish(10).await;
+    rig.durable(10).await;
+    rig.acked().await;
+    running.stop().await.unwrap();
+    rig.assert_all_once().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_star_in_a_permission_stands_for_a_filters_wildcard_v2_10_26() {
+    a_star_in_a_permission_stands_for_a_filters_wildcard(V2_10).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_star_in_a_permission_stands_for_a_filters_wildcard_v2_15_1() {
+    a_star_in_a_permission_stands_for_a_filters_wildcard(V2_15).await;
 }
