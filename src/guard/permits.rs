@@ -46,8 +46,8 @@ impl Permits {
         &self.acks
     }
 
-    /// Those of the deliveries to ack that the sink rejected, and the dead-letter hook took. With explicit acks they may be terminated instead; with
-    /// ack-all never, since that acks everything below.
+    /// Those of the deliveries to ack that the sink rejected, and the dead-letter hook took. With explicit acks they may be
+    /// terminated instead; with ack-all never, since that acks everything below.
     pub fn rejected(&self) -> &[RecordId] {
         &self.rejected
     }

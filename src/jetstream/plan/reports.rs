@@ -7,7 +7,7 @@ use crate::jetstream::pace::{Backoff, Limits};
 
 /// How long one call of the hook may take.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
-/// How long all of them may take once the process is to stop.
+/// How long one call may take once the process is to stop, and for how long calls begin.
 pub(crate) const LAST: Duration = Duration::from_secs(5);
 
 /// What is left for the hook when the process stops.
