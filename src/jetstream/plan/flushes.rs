@@ -105,7 +105,7 @@ fn while_the_stream_cannot_be_asked_nothing_is_pulled_flushed_or_reported() {
     plan.flushed(&Permits::default().with_unknown(), SECOND);
     let until = SECOND + wait(&mut plan, "flush");
     plan.unreported((1, 1));
-    for now in [SECOND, until - NANO] {
+    for now in [SECOND, until.saturating_sub(NANO)] {
         assert_eq!(next(&mut plan, now, UP), format!("Wait({until:?})"));
     }
     assert_eq!(next(&mut plan, until, UP), "Report");
@@ -281,7 +281,7 @@ fn a_session_that_cannot_be_verified_is_tried_again_after_a_wait() {
     let mut beginning = plan();
     beginning.began(&Permits::default().with_unknown(), UP, ZERO);
     let until = wait(&mut beginning, "session");
-    assert_eq!(next(&mut beginning, until - NANO, UP), format!("Wait({until:?})"));
+    assert_eq!(next(&mut beginning, until.saturating_sub(NANO), UP), format!("Wait({until:?})"));
     assert_eq!(next(&mut beginning, until, UP), "Begin");
     let unknown = || Placement::Unknown(crate::observer::ObserveError::Unavailable { reason: "no".to_owned() });
     let mut looking = plan();
