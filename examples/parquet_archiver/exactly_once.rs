@@ -41,13 +41,12 @@ impl Sink for DiesAfterFile {
 
     async fn flush(&mut self, flush: Flush<'_>) -> Result<Durable, SinkError> {
         let durable = self.inside.flush(flush).await?;
-        if let Some(left) = self.left.checked_sub(1) {
-            self.left = left;
-        } else {
+        if self.left == 0 {
             // A test that waits no longer has failed already.
             let _ = self.died.send(()).await;
             std::future::pending::<()>().await;
         }
+        self.left -= 1;
         Ok(durable)
     }
 
@@ -130,7 +129,10 @@ impl Rig {
         let run = archive::run(self.jetstream.clone(), self.job.clone(), Arc::clone(&progress), stopped);
         let task = tokio::spawn(run);
         let deadline = Instant::now() + PATIENCE;
-        while !(task.is_finished() || progress.has_begun() && self.is_idle().await?) {
+        while !task.is_finished() {
+            if progress.has_begun() && self.is_idle().await? {
+                break;
+            }
             if Instant::now() > deadline {
                 bail!("the archiver does not catch up");
             }

@@ -163,9 +163,14 @@ async fn a_file_that_was_cut_short_is_kept_aside_and_its_records_are_written_aga
         place.archive(&[&records[..2], &records[2..]]).await?;
         let path = place.files()?.pop().context("two files")?;
         fs::write(&path, &bytes[..length])?;
+        let aside = path.with_extension("parquet.damaged-1");
+        synced();
+        let found = recover(&place.directory(), all, MAX_CLAIMS)?;
+        assert_eq!((found.claims.len(), &found.damaged), (1, &vec![aside.clone()]), "cut to {length}");
+        assert_eq!(synced().pop(), Some((place.directory(), true)));
+        assert_eq!(fs::read(aside)?, &bytes[..length]);
         place.checkpoint = MemoryStore::new();
         assert_eq!(place.deliver(&records).await?, [3, 4, 5, 6], "cut to {length}");
-        assert_eq!(fs::read(path.with_extension("parquet.damaged-1"))?, &bytes[..length]);
         assert_eq!(place.held()?, ids(&records));
         let found = recover(&place.directory(), all, MAX_CLAIMS)?;
         assert_eq!((found.claims.len(), found.damaged.len()), (2, 0), "no second time");
