@@ -1,4 +1,4 @@
-//! `demo`: a server of its own, real data, three disasters, and a count of what the archive lost or holds twice.
+//! `demo`: a server of its own, real data, four disasters, and a count of what the archive lost or holds twice.
 
 mod data;
 mod stage;
@@ -43,7 +43,7 @@ async fn play(directory: &std::path::Path) -> Result<()> {
     let stage = Stage::set(directory).await?;
     println!(
         "{} hourly temperatures of Seattle and San Francisco, a year of each, go through a NATS server\n\
-         into Parquet files. The server is then killed three times, and loses something each time.\n",
+         into Parquet files. The server is then killed four times, and loses something each time; in the end the archiver does too.\n",
         HumanCount(total as u64)
     );
     let mut show = Show { stage, table: Table::default(), published: Vec::new(), written: 0, last: Verdict::default() };
@@ -53,6 +53,7 @@ async fn play(directory: &std::path::Path) -> Result<()> {
     show.server_loses_the_tail_and_the_archiver_is_back_first(tail, others).await?;
     let tail = take(&mut messages, TAIL);
     show.server_loses_the_tail_and_the_producers_are_back_first(tail, messages).await?;
+    show.archiver_loses_its_checkpoint().await?;
     show.end(total).await
 }
 
@@ -122,7 +123,7 @@ impl Show {
     ) -> Result<()> {
         println!(
             "4. The same again, but {} others are published before the archiver is back: the stream has outgrown\n   \
-             its checkpoint, and nothing looks odd at first sight.\n",
+             its checkpoint, and nothing looks odd at first sight.",
             HumanCount(others.len() as u64)
         );
         let old = self.stage.copy_store()?;
@@ -136,6 +137,20 @@ impl Show {
         let archiver = self.stage.start_archiver().await?;
         ended.add(archiver.archive(next).await?);
         self.act("4 tail lost, producers first", lost + next, ended)
+    }
+
+    async fn archiver_loses_its_checkpoint(&mut self) -> Result<()> {
+        println!(
+            "5. The server forgets what was acknowledged, as in 2, and the archiver's checkpoint is deleted. What is archived,\n   \
+             and which of it is in the stream by now, the files have to say.\n"
+        );
+        self.stage.kill_server()?;
+        self.stage.empty_consumer_state()?;
+        self.stage.delete_checkpoint()?;
+        self.stage.restart_server().await?;
+        let archiver = self.stage.start_archiver().await?;
+        let ended = archiver.catch_up().await?;
+        self.act("5 checkpoint lost as well", 0, ended)
     }
 
     async fn end(mut self, total: usize) -> Result<()> {

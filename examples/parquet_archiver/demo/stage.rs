@@ -139,6 +139,11 @@ impl Stage {
         Ok(())
     }
 
+    /// Deletes what the archiver remembers beside the archive.
+    pub(super) fn delete_checkpoint(&self) -> Result<()> {
+        std::fs::remove_dir_all(&self.job.state).context("cannot delete the checkpoint")
+    }
+
     /// The consumers on the server's disk that have a state; the guard works with one of two names.
     fn consumers(&self) -> Result<Vec<String>> {
         let mut names = Vec::new();
