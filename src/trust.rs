@@ -343,4 +343,9 @@ mod tests {
             cut.coverage.spans().map(|span| (span.first, span.last, span.knows(100), span.knows(101))).collect();
         assert_eq!(spans, [(1, 4, true, false)]);
     }
+    #[test]
+    fn another_message_or_a_lower_end_is_a_fork() {
+        let forks = [Answer::Equal, Answer::Other, Answer::Above, Answer::Gone].map(Answer::is_fork);
+        assert_eq!(forks, [false, true, true, false]);
+    }
 }

@@ -279,3 +279,10 @@ fn a_span_holds_records_by_sequence_and_time() {
     assert!(!coverage.holds(RecordId::new(3, 29), witness(5).id), "of another life");
     assert!(!coverage.holds(witness(3).id, RecordId::new(5, 51)), "of another life");
 }
+
+#[test]
+fn a_span_knows_the_times_between_its_earliest_and_latest() {
+    let span = Span { earliest: 20, latest: 40, ..Span::of(2, witness(3)) };
+    assert_eq!([19, 20, 30, 40, 41].map(|published| span.knows(published)), [false, true, true, true, false]);
+    assert_eq!([1, 2, 3, 4].map(|sequence| span.contains(sequence)), [false, true, true, false]);
+}

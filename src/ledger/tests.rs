@@ -251,3 +251,52 @@ fn records_in_any_order_are_pending_once_and_sorted() {
         assert!(ledger.pending().iter().all(|entry| entry.inside == (entry.id().sequence <= 20)), "seed {seed}");
     }
 }
+
+#[test]
+fn what_is_held_from_a_sequence_on_is_archived_or_with_the_sink() {
+    let mut ledger = archived();
+    for at in [0, 11] {
+        assert_eq!(ledger.held_from(at, true), Some((11, 20)));
+    }
+    assert_eq!(ledger.held_from(15, true), Some((15, 20)), "no lower than asked");
+    assert_eq!((ledger.held_from(20, true), ledger.held_from(21, true)), (Some((20, 20)), None));
+    take(&mut ledger, id(5, 50), None);
+    take(&mut ledger, id(9, 90), Some(5));
+    assert_eq!((ledger.held_from(0, true), ledger.held_from(5, true)), (Some((5, 5)), Some((5, 5))));
+    assert_eq!((ledger.held_from(6, true), ledger.held_from(6, false)), (Some((6, 9)), Some((9, 9))));
+    assert_eq!(ledger.held_from(7, true), Some((7, 9)));
+    assert_eq!((ledger.held_from(9, true), ledger.held_from(10, true)), (Some((9, 9)), Some((11, 20))));
+    take(&mut ledger, id(30, 300), None);
+    assert_eq!((ledger.held_from(21, true), ledger.held_from(31, true)), (Some((30, 30)), None));
+}
+
+#[test]
+fn a_rejected_record_waits_until_somebody_was_told() {
+    let mut ledger = archived();
+    take(&mut ledger, id(30, 300), None);
+    assert!(ledger.in_sink());
+    ledger.accept(witness(31, 310), None, Stage::Unreported);
+    ledger.accept(witness(32, 320), None, Stage::Unreported);
+    assert_eq!(ledger.unreported(), 2);
+    ledger.reported(id(31, 310));
+    // These do not wait for it.
+    ledger.reported(id(30, 300));
+    ledger.reported(id(33, 330));
+    let stages: Vec<Stage> = ledger.pending().iter().map(|entry| entry.stage).collect();
+    assert_eq!((ledger.unreported(), stages), (1, vec![Stage::InSink, Stage::Rejected, Stage::Unreported]));
+    ledger.durable(&Durable::All);
+    assert!(!ledger.in_sink() && ledger.unreported() == 1, "nobody was told by that");
+}
+
+#[test]
+fn a_record_that_came_back_into_its_span_widens_it() {
+    let mut ledger = archived();
+    take(&mut ledger, id(15, 300), None);
+    take(&mut ledger, id(16, 50), None);
+    ledger.durable(&Durable::All);
+    assert_eq!(ledger.classify(id(15, 300)), Class::Pending, "durable, and not to be written again");
+    ledger.returned(&[id(15, 300)].into());
+    ledger.settle(|_| true, |_| true);
+    let classes = [300, 301, 110, 109].map(|published| ledger.classify(id(17, published)));
+    assert_eq!(classes, [Class::Archived, Class::Fresh, Class::Archived, Class::Fresh]);
+}
