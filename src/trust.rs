@@ -348,4 +348,20 @@ mod tests {
         let forks = [Answer::Equal, Answer::Other, Answer::Above, Answer::Gone].map(Answer::is_fork);
         assert_eq!(forks, [false, true, true, false]);
     }
+    #[test]
+    fn what_lies_below_a_record_that_stands_is_not_asked_about() {
+        for (foreign, left) in [(Vec::new(), vec![1, 5]), (vec![1], vec![5])] {
+            let mut coverage = Coverage::default();
+            for record in [witness(1, 10), witness(5, 50)] {
+                coverage.insert(Span::of(record.sequence(), record), 1);
+            }
+            let mut descent = Descent::new(coverage, Witnesses::default(), foreign, Some(9));
+            assert_eq!(descent.ask(), Some(Ask::Read(5)));
+            descent.tell(Told::Reading(Reading::Message(witness(5, 50))));
+            assert_eq!(descent.ask(), None);
+            let cut = descent.finish();
+            assert_eq!((cut.equal, cut.changed), (Some(witness(5, 50)), left.len() < 2));
+            assert_eq!(cut.coverage.spans().map(|span| span.last).collect::<Vec<_>>(), left);
+        }
+    }
 }
