@@ -136,9 +136,10 @@ impl Window {
             }
             let highest = self.waiting.keys().copied().filter(|sequence| *sequence <= floor).max();
             let Some(highest) = highest else { return Vec::new() };
-            let reply = self.waiting.remove(&highest).map(|waiting| waiting.reply);
-            self.waiting.retain(|sequence, _| *sequence > highest);
-            return reply.map(|reply| (reply, Answer::Ack)).into_iter().collect();
+            let mut above = self.waiting.split_off(&highest);
+            let answered = above.remove(&highest);
+            self.waiting = above;
+            return answered.map(|waiting| (waiting.reply, Answer::Ack)).into_iter().collect();
         }
         let mut answers = Vec::with_capacity(permits.acks().len());
         for id in permits.rejected() {

@@ -255,6 +255,8 @@ mod tests {
             let config = fresh("c", &source, 1_000);
             assert_eq!(check("c", &config, &source, EXPECTED).unwrap(), []);
         }
+        assert_eq!((config().ack_policy, config().ack_wait), (AckPolicy::Explicit, ACK_WAIT));
+        assert_eq!(config().max_ack_pending, 1_000);
         let unlimited = Config { max_ack_pending: -1, ..config() };
         assert_eq!(check("c", &unlimited, &source(), EXPECTED).unwrap(), []);
     }

@@ -3,6 +3,7 @@
 use super::tests::{UP, deliver, next, plan, position, running};
 use super::*;
 use crate::guard::Placement;
+use crate::jetstream::position::Moved;
 use crate::record::RecordId;
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy};
 
@@ -349,4 +350,23 @@ fn two_publish_times_at_one_sequence_end_the_session() {
     plan.delivered(&delivery(1, 1), "a".into(), true, UP, ZERO);
     assert_eq!(plan.delivered(&delivery(2, 2), "b".into(), true, UP, ZERO), Taken::Dropped);
     assert!(plan.is_starting());
+}
+
+#[test]
+fn a_consumer_that_was_made_is_looked_at() {
+    let mut plan = plan();
+    plan.began(&Permits::default(), UP, ZERO);
+    plan.found(None, ZERO);
+    plan.made(Moved { to: 1, created: true, position: position("mark", 1) });
+    assert_eq!(next(&mut plan, ZERO, UP), "Look(ConsumerPosition { delivered: 7, ack_floor: 7 })");
+}
+
+#[test]
+fn a_pause_that_ends_a_second_later_is_another_one() {
+    let mut plan = running();
+    _ = plan.notes();
+    for (until, said) in [(5, true), (1_000_000_004, false), (2_000_000_004, true)] {
+        plan.found(Some(Position { paused_until: Some(until), ..position("mark", 1) }), ZERO);
+        assert_eq!(plan.notes().len(), usize::from(said), "{until}");
+    }
 }

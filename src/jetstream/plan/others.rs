@@ -110,6 +110,17 @@ mod tests {
     }
 
     #[test]
+    fn what_was_given_out_before_the_first_check_hides_no_gap() {
+        let mut others = begun(10);
+        for number in [10, 12] {
+            others.took(number);
+        }
+        assert_eq!(others.check(12), None);
+        others.took(14);
+        assert_eq!(others.check(14), Some(2));
+    }
+
+    #[test]
     fn one_loss_is_nobodys() {
         let mut others = begun(10);
         others.took(11);
