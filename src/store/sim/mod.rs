@@ -11,6 +11,7 @@ use self::disk::Rng;
 pub(crate) use self::disk::{Fault, SimDisk};
 pub(crate) use self::store::SimStore;
 use super::disk::Disk as _;
+use super::frame;
 use super::slots::SlotFile;
 use super::{StoreError, Stored};
 
@@ -271,4 +272,50 @@ fn a_file_of_which_nothing_can_be_read_is_an_error_and_no_damage() {
     disk.world().inodes.iter_mut().for_each(|inode| inode.live.truncate(100));
     disk.world().bad_byte = Some(10);
     assert!(matches!(store.open(), Err(StoreError::Io { action: "read", .. })));
+}
+
+#[test]
+fn every_save_is_numbered_above_the_one_before() {
+    let disk = SimDisk::new(1);
+    let mut store = disk.store();
+    store.open().unwrap();
+    for body in [b"one", b"two", b"six", b"ten"] {
+        store.save(1, body).unwrap();
+    }
+    let stored = store.open().unwrap();
+    let found: Vec<(u64, &[u8])> = stored.states.iter().map(|saved| (saved.counter, &saved.body[..])).collect();
+    assert_eq!(found, [(4, &b"ten"[..]), (3, b"six")]);
+    store.save(1, b"new").unwrap();
+    assert_eq!(store.open().unwrap().states[0].counter, 5, "also in a new file");
+}
+
+#[test]
+fn what_is_put_aside_never_replaces_what_was() {
+    let disk = SimDisk::new(1);
+    let mut store = disk.store();
+    store.open().unwrap();
+    for n in 1..=3 {
+        store.save(1, b"one").unwrap();
+        let aside = store.set_aside().unwrap().unwrap();
+        assert!(aside.ends_with(&format!(".corrupt-{n}")), "{aside}");
+    }
+    assert_eq!(disk.set_aside_files(), 3);
+}
+
+#[test]
+fn after_the_highest_counter_a_new_file_begins_again() {
+    let disk = SimDisk::new(1);
+    let mut store = disk.store();
+    store.open().unwrap();
+    store.save(1, b"one").unwrap();
+    let frame = frame::encode(frame::MIN_LOG2, frame::MAX_COUNTER - 1, 1, b"old").unwrap();
+    for inode in disk.world().inodes.iter_mut().filter(|inode| inode.live.len() == 2 * frame.len()) {
+        inode.live = frame.repeat(2);
+    }
+    assert_eq!(store.open().unwrap().states[0].counter, frame::MAX_COUNTER - 1);
+    for body in [b"two", b"six", b"ten"] {
+        store.save(1, body).unwrap();
+    }
+    let stored = store.open().unwrap();
+    assert_eq!((&stored.states[0].body[..], stored.states[0].counter, stored.damaged.len()), (&b"ten"[..], 2, 0));
 }
