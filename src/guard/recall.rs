@@ -102,7 +102,13 @@ pub(super) async fn verify_claims(
     let mut spans: Vec<Span> = claims.iter().flat_map(|claim| claim.coverage.spans().copied()).collect();
     spans.sort_by_key(|span| std::cmp::Reverse((span.last, span.latest)));
     let mut claimed = Claimed::default();
+    // Where the stream ends, once an answer said that it does: that is said twice, a second apart, and needs no other.
+    let mut end = u64::MAX;
     for mut span in spans {
+        if span.last > end {
+            claimed.history += 1;
+            continue;
+        }
         let known = core.ledger.coverage.find(span.last);
         let lowest = core.ledger.coverage.spans().find(|other| other.first <= span.last && span.first <= other.last);
         let shared = lowest.map(|other| other.first);
@@ -112,7 +118,11 @@ pub(super) async fn verify_claims(
             continue; // the checkpoint has it already
         }
         // What stands by its record is seen in the session at hand, and joins what it touches if that was seen too.
-        let stands = match Answer::of(core.observer.read(span.last).await?, span.witness) {
+        let answer = Answer::of(core.observer.read(span.last).await?, span.witness);
+        if answer == Answer::Above {
+            end = core.observer.stream().await?.last;
+        }
+        let stands = match answer {
             Answer::Equal => {
                 claimed.equal = true;
                 Some(core.ledger.session())

@@ -142,6 +142,25 @@ fn claims_of_a_life_that_is_over_claim_nothing() {
 }
 
 #[test]
+fn claims_above_the_end_of_a_stream_are_not_asked_about_one_by_one() {
+    let world = World::new();
+    world.publish(200);
+    let mut driver = Driver::new(&world);
+    driver.disk.inside().recover = Recover::AtLeast;
+    driver.open().unwrap();
+    archive(&mut driver, 5);
+    driver.crash();
+    driver.store.place().states.clear();
+    world.lose_to(12);
+    driver.consumer.forget();
+    let before = world.requests();
+    driver.open().unwrap();
+    assert_eq!((driver.guard().floor(), driver.guard().report().history), (10, 38));
+    // A server says for each with a second request, a second later, that it is above.
+    assert!(world.requests() - before < 20, "{} requests", world.requests() - before);
+}
+
+#[test]
 fn c7_an_exact_sink_that_lost_a_file_gets_just_that_again() {
     let world = World::new();
     world.publish(40);
