@@ -275,6 +275,23 @@ fn a_file_of_which_nothing_can_be_read_is_an_error_and_no_damage() {
 }
 
 #[test]
+fn a_damaged_slot_beside_one_that_cannot_be_read_is_an_error_and_no_damage() {
+    for (body, slot) in [(100, 4096), (5_000, 8192)] {
+        let disk = SimDisk::new(1);
+        let mut store = disk.store();
+        store.open().unwrap();
+        store.save(1, &vec![1; body]).unwrap();
+        for inode in disk.world().inodes.iter_mut().filter(|inode| inode.live.len() == 2 * slot) {
+            inode.live[0] ^= 0xff;
+        }
+        disk.world().bad_byte = Some(slot + 10);
+        assert!(matches!(store.open(), Err(StoreError::Io { action: "read", .. })), "slots of {slot} bytes");
+        disk.world().bad_byte = None;
+        assert_eq!(store.open().unwrap().states.len(), 1, "once it can be read again");
+    }
+}
+
+#[test]
 fn every_save_is_numbered_above_the_one_before() {
     let disk = SimDisk::new(1);
     let mut store = disk.store();
