@@ -51,8 +51,10 @@ on_versions! {
         until("a session", async || running.now().sessions == 1).await;
         let mut requests = Requests::watch(&rig).await;
         for round in 1..=ROUNDS {
-            rig.publish_to(&["other", "a", "other", "b.x", "other"], 10).await;
-            rig.durable(usize::try_from(4 * round).unwrap()).await;
+            let last = rig.publish_to(&["other", "a", "other", "b.x", "other"], 10).await;
+            // A request that is on its way when the connection goes is waited for in vain, for seconds.
+            until("the floor", async || running.now().floor == last - 1).await;
+            assert_eq!(rig.archive.count() as u64, 4 * round);
             // What comes before the next session is delivered to the one that ended, and again after the ack deadline.
             let before = running.now().sessions;
             client.force_reconnect().await.unwrap();
