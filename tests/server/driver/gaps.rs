@@ -71,6 +71,7 @@ on_versions! {
         // A session start asks for a handful of messages, a flush for three or so, with a gap closed in each session.
         let reads = of("STREAM.MSG.GET");
         assert!(reads <= 12 * (status.sessions + ROUNDS), "{reads} reads in {} sessions", status.sessions);
+        assert_eq!(of("DIRECT.GET"), 0, "a mirror may answer that");
         assert_eq!((of("CONSUMER.DELETE"), of("CONSUMER.RESET"), of("CONSUMER.CREATE")), (0, 0, 0));
         let ended = running.stop().await.unwrap();
         assert_eq!(ended.counters.written, 4 * ROUNDS + 1);
