@@ -110,13 +110,13 @@ pub(super) async fn verify_claims(
             continue;
         }
         let known = core.ledger.coverage.find(span.last);
-        let lowest = core.ledger.coverage.spans().find(|other| other.first <= span.last && span.first <= other.last);
-        let shared = lowest.map(|other| other.first);
         if let Some(known) = known.filter(|known| known.contains(span.first) && known.knows(span.witness.id.published))
             && (known.last != span.last || known.witness == span.witness)
         {
             continue; // the checkpoint has it already
         }
+        let lowest = core.ledger.coverage.at_or_above(span.first).filter(|other| other.first <= span.last);
+        let shared = lowest.map(|other| other.first);
         // What stands by its record is seen in the session at hand, and joins what it touches if that was seen too.
         let answer = Answer::of(core.observer.read(span.last).await?, span.witness);
         if answer == Answer::Above {

@@ -169,13 +169,15 @@ pub(super) async fn verify(
     }
     // The lowest record that stands and is new although a span contains its sequence: that span belongs to another life.
     let ignored = fault::is(Fault::ForeignTimesIgnored);
-    for entry in ledger.pending().iter().filter(|entry| entry.inside && scope.takes(entry) && !ignored) {
-        stands.requests += 1;
-        match Answer::of(observer.read(entry.witness.sequence()).await?, entry.witness) {
+    let inside = ledger.pending().iter().filter(|entry| entry.inside && scope.takes(entry) && !ignored);
+    let inside: Vec<Witness> = inside.map(|entry| entry.witness).collect();
+    stands.requests += inside.len() as u64;
+    for (witness, reading) in read_all(observer, &inside).await? {
+        match Answer::of(reading, witness) {
             Answer::Gone => continue,
-            Answer::Equal if came_back(observer, ledger, entry, &mut stands).await? => continue,
-            Answer::Equal => evidence.foreign.push(entry.witness.sequence()),
-            answer => _ = note(answer, entry.witness, &mut evidence),
+            Answer::Equal if came_back(observer, ledger, witness, &mut stands).await? => continue,
+            Answer::Equal => evidence.foreign.push(witness.sequence()),
+            answer => _ = note(answer, witness, &mut evidence),
         }
         forked = true;
         break;
@@ -188,26 +190,27 @@ pub(super) async fn verify(
 async fn came_back(
     observer: &dyn Observer,
     ledger: &Ledger,
-    entry: &Entry,
+    record: Witness,
     stands: &mut Stands,
 ) -> Result<bool, ObserveError> {
-    let Some(span) = ledger.coverage.find(entry.witness.sequence()) else { return Ok(false) };
-    if !stands.equal.contains(&span.last) {
+    let Some(span) = ledger.coverage.find(record.sequence()) else { return Ok(false) };
+    let above = record.sequence().saturating_add(1);
+    // One that stands speaks for all below it.
+    if stands.equal.range(above..).next().is_none_or(|equal| *equal > span.last) {
         stands.requests += 1;
-        match Answer::of(observer.read(span.last).await?, span.witness) {
-            Answer::Equal => _ = stands.equal.insert(span.last),
+        let standing = match Answer::of(observer.read(span.last).await?, span.witness) {
+            Answer::Equal => span.last,
             Answer::Gone => {
                 stands.requests += 1;
-                let above = entry.witness.sequence().saturating_add(1);
                 let alive = newest_alive(observer, above, span.last).await?;
-                if !alive.is_some_and(|alive| ledger.witnesses.holds(&alive)) {
-                    return Ok(false);
-                }
+                let Some(alive) = alive.filter(|alive| ledger.witnesses.holds(alive)) else { return Ok(false) };
+                alive.sequence()
             }
             Answer::Other | Answer::Above => return Ok(false),
-        }
+        };
+        stands.equal.insert(standing);
     }
-    stands.returned.insert(entry.id());
+    stands.returned.insert(record.id);
     Ok(true)
 }
 
