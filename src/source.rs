@@ -67,8 +67,9 @@ impl Source {
     }
 }
 
-/// Whether a subject fits a filter: `*` stands for one token, `>` at the end for one or more.
-fn fits(filter: &str, subject: &str) -> bool {
+/// Whether a subject fits a filter: `*` stands for one token, `>` at the end for one or more. In the subject they are tokens
+/// like others.
+pub(crate) fn fits(filter: &str, subject: &str) -> bool {
     let mut tokens = subject.split('.');
     for part in filter.split('.') {
         match (part, tokens.next()) {

@@ -10,10 +10,16 @@ use serde::de::DeserializeOwned;
 use super::denials::Denials;
 use super::time::unix_nanos;
 use crate::observer::StreamView;
+use crate::source::Source;
 
 /// How long one request may take. Far above what a loaded server needs (0.4 ms is usual), and short enough that a guard
 /// which asks two or three times is not taken for dead.
 pub(crate) const REQUEST_DEADLINE: Duration = Duration::from_secs(5);
+
+/// What the subjects of all requests about a source begin with.
+pub(crate) fn api_prefix(source: &Source) -> String {
+    source.domain().map_or_else(|| "$JS.API".to_owned(), |domain| format!("$JS.{domain}.API"))
+}
 
 /// Server error codes, as in the server's `errors.json`.
 pub(crate) mod code {

@@ -7,10 +7,10 @@ use async_nats::jetstream;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use super::api::Empty;
+use super::api::{Empty, api_prefix};
 use super::consumer::Consumer;
 use super::error::ConsumerError;
-use crate::source::Source;
+use crate::source::{Source, fits};
 
 /// How long the server may take to say what the user may do. A user without the permission to ask waits this long.
 const DEADLINE: Duration = Duration::from_secs(2);
@@ -48,21 +48,8 @@ struct Rules {
 impl Rules {
     /// Whether a subject is allowed. Rules for a queue concern nobody here.
     fn allow(&self, subject: &str) -> bool {
-        let covers = |rule: &String| !rule.contains(' ') && covers(rule, subject);
+        let covers = |rule: &String| !rule.contains(' ') && fits(rule, subject);
         (self.allow.is_empty() || self.allow.iter().any(covers)) && !self.deny.iter().any(covers)
-    }
-}
-
-/// Whether a pattern matches a subject, as a server sees it: a filter's wildcards in there are tokens like others.
-fn covers(pattern: &str, subject: &str) -> bool {
-    let (mut pattern, mut subject) = (pattern.split('.'), subject.split('.'));
-    loop {
-        match (pattern.next(), subject.next()) {
-            (Some(">"), Some(_)) | (None, None) => return true,
-            (Some("*"), Some(_)) => {}
-            (Some(rule), Some(token)) if rule == token => {}
-            _ => return false,
-        }
     }
 }
 
@@ -76,7 +63,7 @@ struct Needs {
 
 impl Needs {
     fn new(source: &Source, consumer: &str, other: &str) -> Self {
-        let api = source.domain().map_or_else(|| "$JS.API".to_owned(), |domain| format!("$JS.{domain}.API"));
+        let api = api_prefix(source);
         let stream = source.stream();
         let create = |consumer: &str| match source.filters() {
             [filter] => format!("{api}.CONSUMER.CREATE.{stream}.{consumer}.{filter}"),
@@ -182,12 +169,12 @@ mod tests {
             ("a.>", "a.>"),
             ("a.*", "a.>"),
         ] {
-            assert!(covers(pattern, subject), "{pattern} {subject}");
+            assert!(fits(pattern, subject), "{pattern} {subject}");
         }
         for (pattern, subject) in
             [("a", "a.b"), ("a.b", "a"), ("a.>", "a"), ("a.b", "a.*"), ("a.*", "a.b.c"), ("a.*", "a")]
         {
-            assert!(!covers(pattern, subject), "{pattern} {subject}");
+            assert!(!fits(pattern, subject), "{pattern} {subject}");
         }
     }
 

@@ -11,6 +11,7 @@ use futures_util::FutureExt as _;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, sleep_until, timeout};
 
 use super::ack::{Answer, Delivery, detached};
+use super::api::api_prefix;
 use super::driver::{Driver, DriverError, Stop};
 use super::error::ConsumerError;
 use super::pace::{Backoff, Limits};
@@ -178,8 +179,7 @@ impl<S: Sink + 'static> Driver<S> {
                 let count = usize::try_from(self.flush.count.clamp(1, BATCH)).unwrap_or(1);
                 let bytes = usize::try_from(self.flush.bytes.max(BATCH_BYTES)).unwrap_or(usize::MAX);
                 let batch = Batch::within(count, bytes, &self.config);
-                let prefix =
-                    self.source.domain().map_or_else(|| "$JS.API".to_owned(), |domain| format!("$JS.{domain}.API"));
+                let prefix = api_prefix(&self.source);
                 let client = self.context.client();
                 match Pull::new(client, &prefix, self.source.stream(), self.consumer.name(), batch).await {
                     Ok(pull) => {
