@@ -5,14 +5,20 @@ use crate::{Origin, Reason};
 use super::writes;
 use crate::sim::{AfterLoss, Driver, World};
 
-#[test]
-fn what_lies_below_the_origin_is_not_ours_until_the_stream_is_another_one() {
+/// A driver that began in the middle of ten messages.
+fn begun_at_6() -> (World, Driver) {
     let world = World::new();
     world.publish(10);
     let mut driver = Driver::new(&world);
     driver.origin = Origin::At(6);
     driver.consumer.move_to(6);
     driver.open().unwrap();
+    (world, driver)
+}
+
+#[test]
+fn what_lies_below_the_origin_is_not_ours_until_the_stream_is_another_one() {
+    let (world, mut driver) = begun_at_6();
     driver.crash();
     world.delete(5);
     driver.open().unwrap();
@@ -74,12 +80,7 @@ fn a_stream_made_anew_before_anything_was_archived_is_archived_from_its_first_me
     for (pending, reopened, gone) in
         [(0, false, false), (2, false, false), (0, true, false), (2, true, false), (0, false, true), (0, true, true)]
     {
-        let world = World::new();
-        world.publish(10);
-        let mut driver = Driver::new(&world);
-        driver.origin = Origin::At(6);
-        driver.consumer.move_to(6);
-        driver.open().unwrap();
+        let (world, mut driver) = begun_at_6();
         driver.pull(pending).unwrap();
         world.recreate();
         driver.consumer.after_loss(AfterLoss::Ahead);

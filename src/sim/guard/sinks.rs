@@ -5,6 +5,17 @@ use crate::{GuardError, Offer, Reason, Record, Trust};
 use super::{archive, archived, writes};
 use crate::sim::{Driver, Partial, Recover, Stop, World, now};
 
+/// An archive in flushes of so many, by a sink that keeps their claims.
+fn claimed(count: u64, each: usize, recover: Recover) -> (World, Driver) {
+    let world = World::new();
+    world.publish(count);
+    let mut driver = Driver::new(&world);
+    driver.disk.inside().recover = recover;
+    driver.open().unwrap();
+    archive(&mut driver, each);
+    (world, driver)
+}
+
 /// A driver whose process dies after the sink made everything durable and before the checkpoint is saved.
 fn died_in_the_window(recover: Recover) -> (World, Driver) {
     let (world, mut driver) = archived(10, 10);
@@ -43,12 +54,7 @@ fn a_sink_that_keeps_claims_has_no_window() {
 #[test]
 fn a_lost_checkpoint_is_rebuilt_from_the_claims() {
     for recover in [Recover::AtLeast, Recover::Exactly(1)] {
-        let world = World::new();
-        world.publish(60);
-        let mut driver = Driver::new(&world);
-        driver.disk.inside().recover = recover;
-        driver.open().unwrap();
-        archive(&mut driver, 7);
+        let (_, mut driver) = claimed(60, 7, recover);
         let state_id = driver.guard().state_id();
         driver.crash();
         driver.store.place().states.clear();
@@ -63,12 +69,7 @@ fn a_lost_checkpoint_is_rebuilt_from_the_claims() {
 #[test]
 fn claims_that_the_checkpoint_has_cost_no_request() {
     let requests = |recover| {
-        let world = World::new();
-        world.publish(1_000);
-        let mut driver = Driver::new(&world);
-        driver.disk.inside().recover = recover;
-        driver.open().unwrap();
-        archive(&mut driver, 5);
+        let (world, mut driver) = claimed(1_000, 5, recover);
         assert!(driver.disk.inside().files.len() >= 200);
         driver.crash();
         let mut opened = Vec::new();
@@ -86,12 +87,7 @@ fn claims_that_the_checkpoint_has_cost_no_request() {
 
 #[test]
 fn a_lost_checkpoint_costs_one_request_for_each_claim() {
-    let world = World::new();
-    world.publish(1_000);
-    let mut driver = Driver::new(&world);
-    driver.disk.inside().recover = Recover::AtLeast;
-    driver.open().unwrap();
-    archive(&mut driver, 5);
+    let (world, mut driver) = claimed(1_000, 5, Recover::AtLeast);
     let claims = driver.disk.inside().files.len() as u64;
     driver.crash();
     driver.store.place().states.clear();
@@ -104,12 +100,7 @@ fn a_lost_checkpoint_costs_one_request_for_each_claim() {
 
 #[test]
 fn claims_are_finer_than_what_a_long_archive_remembers() {
-    let world = World::new();
-    world.publish(8_000);
-    let mut driver = Driver::new(&world);
-    driver.disk.inside().recover = Recover::AtLeast;
-    driver.open().unwrap();
-    archive(&mut driver, 2);
+    let (world, mut driver) = claimed(8_000, 2, Recover::AtLeast);
     driver.crash();
     world.lose_to(1_001);
     world.publish(10);
@@ -122,12 +113,7 @@ fn claims_are_finer_than_what_a_long_archive_remembers() {
 
 #[test]
 fn claims_of_a_life_that_is_over_claim_nothing() {
-    let world = World::new();
-    world.publish(20);
-    let mut driver = Driver::new(&world);
-    driver.disk.inside().recover = Recover::AtLeast;
-    driver.open().unwrap();
-    archive(&mut driver, 5);
+    let (world, mut driver) = claimed(20, 5, Recover::AtLeast);
     driver.crash();
     driver.store.place().states.clear();
     world.lose_to(12);
@@ -143,12 +129,7 @@ fn claims_of_a_life_that_is_over_claim_nothing() {
 
 #[test]
 fn claims_above_the_end_of_a_stream_are_not_asked_about_one_by_one() {
-    let world = World::new();
-    world.publish(200);
-    let mut driver = Driver::new(&world);
-    driver.disk.inside().recover = Recover::AtLeast;
-    driver.open().unwrap();
-    archive(&mut driver, 5);
+    let (world, mut driver) = claimed(200, 5, Recover::AtLeast);
     driver.crash();
     driver.store.place().states.clear();
     world.lose_to(12);
@@ -162,12 +143,7 @@ fn claims_above_the_end_of_a_stream_are_not_asked_about_one_by_one() {
 
 #[test]
 fn c7_an_exact_sink_that_lost_a_file_gets_just_that_again() {
-    let world = World::new();
-    world.publish(40);
-    let mut driver = Driver::new(&world);
-    driver.disk.inside().recover = Recover::Exactly(1);
-    driver.open().unwrap();
-    archive(&mut driver, 10);
+    let (_, mut driver) = claimed(40, 10, Recover::Exactly(1));
     driver.crash();
     {
         let mut inside = driver.disk.inside();
@@ -336,12 +312,7 @@ fn c4_a_sink_that_makes_only_every_second_record_durable_leads_to_no_storm() {
 
 /// Cancels the k-th poll of everything that a short archive does.
 fn interrupted(after: u32, recover: Recover) -> bool {
-    let world = World::new();
-    world.publish(6);
-    let mut driver = Driver::new(&world);
-    driver.disk.inside().recover = recover;
-    driver.open().unwrap();
-    archive(&mut driver, 3);
+    let (world, mut driver) = claimed(6, 3, recover);
     world.publish(6);
     world.state().stutter = 1;
     driver.budget = Some(after);
