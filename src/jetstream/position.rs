@@ -114,21 +114,21 @@ impl Info {
 }
 
 #[cfg(test)]
+impl Position {
+    /// A consumer that stands there and waits for nothing.
+    pub(super) const fn at(delivered: u64, ack_floor: u64, config: Config) -> Self {
+        let (created, deliveries, ack_pending, pending) = (0, 0, 0, 0);
+        Self { created, delivered, deliveries, ack_floor, ack_pending, pending, paused_until: None, config }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
     fn position(delivered: u64, ack_floor: u64, ack_pending: u64, deliver_policy: DeliverPolicy) -> Position {
         let config = Config { deliver_policy, ..Config::default() };
-        Position {
-            created: 0,
-            delivered,
-            deliveries: 0,
-            ack_floor,
-            ack_pending,
-            pending: 0,
-            paused_until: None,
-            config,
-        }
+        Position { ack_pending, ..Position::at(delivered, ack_floor, config) }
     }
 
     #[test]

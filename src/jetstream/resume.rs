@@ -110,17 +110,7 @@ mod tests {
         if let Some(mark) = mark {
             config.metadata.insert(METADATA_KEY.to_owned(), mark.to_owned());
         }
-        let ack_pending = delivered - ack_floor;
-        Position {
-            created: 0,
-            delivered,
-            deliveries: 0,
-            ack_floor,
-            ack_pending,
-            pending: 0,
-            paused_until: None,
-            config,
-        }
+        Position { ack_pending: delivered - ack_floor, ..Position::at(delivered, ack_floor, config) }
     }
 
     fn decide(

@@ -20,16 +20,7 @@ pub(super) fn plan() -> Plan {
 pub(super) fn position(mark: &str, created: i64) -> Position {
     let metadata = [(METADATA_KEY.to_owned(), mark.to_owned())].into();
     let config = Config { metadata, ack_wait: SECOND * 40, ..Config::default() };
-    Position {
-        created,
-        delivered: 7,
-        deliveries: 7,
-        ack_floor: 7,
-        ack_pending: 0,
-        pending: 90,
-        paused_until: None,
-        config,
-    }
+    Position { created, deliveries: 7, pending: 90, ..Position::at(7, 7, config) }
 }
 
 pub(super) fn next(plan: &mut Plan, now: Duration, connection: Connection) -> String {

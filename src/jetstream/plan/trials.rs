@@ -23,16 +23,7 @@ impl Trial {
     fn new() -> Self {
         let limits = Limits { count: 100, bytes: 1 << 20, age: Duration::from_secs(5), window: None };
         let config = settings::marked(Config::default(), "mark");
-        let position = Position {
-            created: 1,
-            delivered: 10,
-            deliveries: 10,
-            ack_floor: 10,
-            ack_pending: 0,
-            pending: 0,
-            paused_until: None,
-            config,
-        };
+        let position = Position { created: 1, deliveries: 10, ..Position::at(10, 10, config) };
         let plan = Plan::new(limits, true, "mark".to_owned(), None, 10, 7);
         let mut trial = Self { plan, now: Duration::ZERO, position, notes: Vec::new(), steps: 0 };
         while trial.plan.is_starting() {

@@ -4,6 +4,7 @@
 //! that fails prints its seed and what happened in it.
 
 mod accident;
+#[path = "../../../src/sim/rng.rs"]
 mod rng;
 
 use std::collections::{HashMap, HashSet};
@@ -20,6 +21,12 @@ use super::rig::{CONSUMER, Rig, Running, spawn};
 use crate::nats::{Server, VERSIONS, versions};
 
 const NAMES: [&str; 2] = [CONSUMER, "archiver-rg"];
+
+impl Rng {
+    fn of<T: Copy>(&mut self, all: &[T]) -> T {
+        all[usize::try_from(self.below(all.len() as u64)).unwrap()]
+    }
+}
 
 /// A store that can be put back, and what was published by then.
 struct Snapshot {
