@@ -6,10 +6,10 @@ mod table;
 mod verdict;
 
 use anyhow::{Context as _, Result, bail};
+use archiver_support::progress;
 use indicatif::HumanCount;
 
 use crate::cli::DemoSettings;
-use crate::progress;
 
 use self::data::Message;
 use self::stage::Stage;

@@ -1,10 +1,14 @@
 //! With a real server: the archiver dies at the worst moment, or its checkpoint is lost, and nothing is written twice.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Error, Result, anyhow, bail};
+use archiver_support::killing::{self, Published};
+use archiver_support::nats::{APART, Server, versions};
+use archiver_support::{FlushSettings, Job, Progress};
 use replay_guard::async_nats::jetstream::consumer::pull;
 use replay_guard::async_nats::jetstream::{self, Context, stream};
 use replay_guard::jetstream::Denials;
@@ -12,13 +16,9 @@ use replay_guard::{Coverage, Driver, Durable, Flush, Record, RecordId, Recovered
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout};
 
-use crate::archive::{self, Job};
-use crate::cli::FlushSettings;
 use crate::disk::SinkError;
 use crate::file;
-use crate::nats::{APART, Server, versions};
-use crate::progress::Progress;
-use crate::sink::ParquetSink;
+use crate::sink::{Archive, ParquetSink};
 
 const STREAM: &str = "S";
 const CONSUMER: &str = "archiver";
@@ -84,15 +84,21 @@ impl Rig {
             stream: STREAM.into(),
             filters: Vec::new(),
             consumer: CONSUMER.into(),
-            out: directory.path().join("archive"),
-            state: directory.path().join("state"),
+            state: Some(directory.path().join("state")),
             flush: FlushSettings { records: EACH, after: Duration::from_millis(100), bytes: 1 << 20 },
             start: None,
-            rewrite_missing_from: None,
             fast_forward: true,
             denials: Denials::default(),
         };
         Ok(Self { server, jetstream, directory, job })
+    }
+
+    fn out(&self) -> PathBuf {
+        self.directory.path().join("archive")
+    }
+
+    fn state(&self) -> PathBuf {
+        self.directory.path().join("state")
     }
 
     async fn publish(&self, count: usize) -> Result<()> {
@@ -105,10 +111,10 @@ impl Rig {
     /// Archives until so many files are there, and dies after the next one, before its checkpoint.
     async fn die_after(&self, files: usize) -> Result<()> {
         let (died, mut dead) = mpsc::channel(1);
-        let inside = ParquetSink::open(&self.job.out, Source::new(STREAM), 1 << 20, Arc::default()).await?;
+        let inside = ParquetSink::open(&self.out(), Source::new(STREAM), 1 << 20, Arc::default()).await?;
         let driver = Driver::builder(self.jetstream.clone(), STREAM)
             .consumer(&self.job.consumer)
-            .state_dir(&self.job.state)
+            .state_dir(self.state())
             .flush_every(EACH as u64, Duration::from_secs(60))
             .open(DiesAfterFile { inside, left: files, died })
             .await?;
@@ -126,7 +132,9 @@ impl Rig {
     async fn archive(&self) -> Result<u64> {
         let progress = Arc::new(Progress::default());
         let (stop, stopped) = watch::channel(false);
-        let run = archive::run(self.jetstream.clone(), self.job.clone(), Arc::clone(&progress), stopped);
+        let archive = Archive::new(self.out());
+        let run =
+            archiver_support::run(self.jetstream.clone(), self.job.clone(), archive, Arc::clone(&progress), stopped);
         let task = tokio::spawn(run);
         let deadline = Instant::now() + PATIENCE;
         while !task.is_finished() {
@@ -155,7 +163,8 @@ impl Rig {
     /// All rows of the archive, in order.
     fn rows(&self) -> Result<Vec<RecordId>> {
         let mut rows = Vec::new();
-        below(&self.job.out, &mut rows)?;
+        below(&self.out(), &mut rows)?;
+        let mut rows: Vec<RecordId> = rows.into_iter().map(|row| row.id).collect();
         rows.sort_unstable();
         Ok(rows)
     }
@@ -168,13 +177,13 @@ impl Rig {
     }
 }
 
-fn below(directory: &Path, rows: &mut Vec<RecordId>) -> Result<()> {
+fn below(directory: &Path, rows: &mut Vec<file::Row>) -> Result<()> {
     for entry in directory.read_dir()? {
         let path = entry?.path();
         if path.is_dir() {
             below(&path, rows)?;
         } else if path.extension().is_some_and(|kind| kind == "parquet") {
-            rows.extend(file::read(&path)?.into_iter().map(|row| row.id));
+            rows.extend(file::read(&path)?);
         }
     }
     Ok(())
@@ -206,7 +215,7 @@ async fn a_lost_state_directory_writes_nothing_twice() -> Result<()> {
         rig.publish(4 * EACH).await?;
         // Together with a death in the window: the consumer stands below what the files hold.
         rig.die_after(2).await?;
-        std::fs::remove_dir_all(&rig.job.state)?;
+        std::fs::remove_dir_all(rig.state())?;
         rig.job.flush.records -= 7;
         assert_eq!(rig.archive().await?, EACH as u64, "{version}: the consumer's mark is that of the claims");
 
@@ -215,11 +224,50 @@ async fn a_lost_state_directory_writes_nothing_twice() -> Result<()> {
         rig.server.empty_consumer_state(STREAM, &rig.job.consumer).map_err(Error::from_boxed)?;
         rig.server.restart().await.map_err(Error::from_boxed)?;
         rig.jetstream = jetstream::new(rig.server.client().await.map_err(Error::from_boxed)?);
-        std::fs::remove_dir_all(&rig.job.state)?;
+        std::fs::remove_dir_all(rig.state())?;
         rig.publish(3).await?;
         assert_eq!(rig.archive().await?, 3, "{version}");
         rig.check(4 * EACH as u64 + 3)?;
-        assert!(rig.directory.path().join("state").exists());
+        assert!(rig.state().exists());
+    }
+    Ok(())
+}
+
+/// The archiver itself, which is not built with its tests.
+fn program() -> Result<PathBuf> {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet", "--example", "parquet_archiver"]);
+    // Beside these tests, so as they were built.
+    let built = cargo.args((!cfg!(debug_assertions)).then_some("--release")).status()?;
+    anyhow::ensure!(built.success(), "the archiver cannot be built: {built}");
+    Ok(std::env::current_exe()?.with_file_name("parquet_archiver"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_again_and_again_it_archives_each_message_once() -> Result<()> {
+    let program = program()?;
+    for version in versions(&APART) {
+        let server = Server::start(version).await.map_err(Error::from_boxed)?;
+        let directory = tempfile::tempdir()?;
+        let out = directory.path().join("archive");
+        let archiver = || {
+            let mut command = Command::new(&program);
+            command.args(["archive", "--server", &server.url(), "--log", "warn", "--flush-after", "0.05"]);
+            command.args(["--stream", killing::STREAM, "--consumer", killing::CONSUMER, "--flush-records", "300"]);
+            command.arg("--out").arg(&out).arg("--state").arg(directory.path().join("state"));
+            command
+        };
+        let killed = killing::kill_again_and_again(&server, archiver, async |_| Ok(())).await;
+        let killed = killed.map_err(Error::from_boxed)?;
+        let mut rows = Vec::new();
+        below(&out, &mut rows)?;
+        let held = rows.into_iter().map(|row| Published {
+            sequence: row.id.sequence,
+            published: row.id.published,
+            subject: row.subject,
+            payload: row.payload,
+        });
+        killing::check(&killed.published, held.collect()).map_err(Error::from_boxed)?;
     }
     Ok(())
 }

@@ -6,36 +6,37 @@
 //! parquet_archiver demo
 //! ```
 //!
-//! Where to look first: `sink.rs` is all that replay-guard asks for, `archive.rs` is how it is driven. The rest is the
-//! Parquet format (`file.rs`), files that survive a power cut (`disk.rs`, `names.rs`), what they say of themselves
-//! (`recover.rs`: with it each message is archived exactly once), the command line and the demonstration.
+//! Where to look first: `sink.rs` is all that replay-guard asks for, `run.rs` beside this directory, in `support`, is how
+//! it is driven. The rest is the Parquet format (`file.rs`), files that survive a power cut (`disk.rs`, `names.rs`), what
+//! they say of themselves (`recover.rs`: with it each message is archived exactly once), the command line and the
+//! demonstration.
 
-mod archive;
 mod cli;
 mod demo;
 mod disk;
 #[cfg(test)]
 mod exactly_once;
-mod failure;
 mod file;
 mod names;
-#[path = "../support/nats.rs"]
-mod nats;
-mod progress;
 mod recover;
 mod sink;
 
 use std::process::ExitCode;
 
+use archiver_support::Failure;
 use clap::Parser;
 
 use crate::cli::{Cli, Command};
-use crate::failure::Failure;
+use crate::sink::Archive;
 
 #[tokio::main]
 async fn main() -> ExitCode {
     let ended = match Cli::parse().command {
-        Command::Archive(settings) => Box::pin(archive::main(*settings)).await,
+        Command::Archive(settings) => {
+            let archive = Archive::new(settings.out).rewrite_missing_from(settings.rewrite_missing_from);
+            let state = Some(settings.state);
+            Box::pin(archiver_support::main(settings.source, "parquet-archiver", state, archive)).await
+        }
         Command::Demo(settings) => demo::main(settings).await.map_err(Failure::Fatal),
     };
     match ended {

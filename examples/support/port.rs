@@ -4,7 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-use super::Result;
+use crate::wheel::Result;
 
 /// A port that stays ours: below the range the system hands out by itself, so that no connection takes it while the
 /// server is down, and with a lock file, so that no other process that uses this file does.

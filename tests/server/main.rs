@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a test fails by panicking")]
 
-extern crate nats;
+use archiver_support::nats;
 
 mod consumer;
 mod driver;

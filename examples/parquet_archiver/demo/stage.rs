@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Error, Result, anyhow, bail};
+use archiver_support::nats::{Server, Want};
+use archiver_support::{Failure, FlushSettings, Job, Progress};
 use futures_util::future::try_join_all;
 use replay_guard::Ended;
 use replay_guard::async_nats::jetstream::{self, Context, stream};
@@ -13,11 +15,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::archive::{self, Job};
-use crate::cli::FlushSettings;
-use crate::failure::Failure;
-use crate::nats::{Server, Want};
-use crate::progress::Progress;
+use crate::sink::Archive;
 
 use super::data::Message;
 use super::verdict::Published;
@@ -49,6 +47,7 @@ pub(super) struct Stage {
     server: Server,
     producer: Context,
     job: Job,
+    archive: PathBuf,
 }
 
 impl Stage {
@@ -62,20 +61,18 @@ impl Stage {
             stream: STREAM.into(),
             filters: Vec::new(),
             consumer: "archiver".into(),
-            out: directory.join("archive"),
-            state: directory.join("state"),
+            state: Some(directory.join("state")),
             flush: FlushSettings { records: 1_000, after: Duration::from_millis(200), bytes: 64 << 20 },
             start: None,
-            rewrite_missing_from: None,
             // What the server forgot shall come again, to be seen.
             fast_forward: false,
             denials: Denials::default(),
         };
-        Ok(Self { server, producer, job })
+        Ok(Self { server, producer, job, archive: directory.join("archive") })
     }
 
     pub(super) fn archive(&self) -> &Path {
-        &self.job.out
+        &self.archive
     }
 
     /// Publishes, and notes the number the stream gave to each message.
@@ -141,7 +138,8 @@ impl Stage {
 
     /// Deletes what the archiver remembers beside the archive.
     pub(super) fn delete_checkpoint(&self) -> Result<()> {
-        std::fs::remove_dir_all(&self.job.state).context("cannot delete the checkpoint")
+        let Some(state) = &self.job.state else { bail!("there is no checkpoint") };
+        std::fs::remove_dir_all(state).context("cannot delete the checkpoint")
     }
 
     /// The consumers on the server's disk that have a state; the guard works with one of two names.
@@ -164,7 +162,8 @@ impl Stage {
         let jetstream = jetstream::new(client);
         let progress = Arc::new(Progress::default());
         let (stop, stopped) = watch::channel(false);
-        let run = archive::run(jetstream.clone(), self.job.clone(), Arc::clone(&progress), stopped);
+        let archive = Archive::new(self.archive.clone());
+        let run = archiver_support::run(jetstream.clone(), self.job.clone(), archive, Arc::clone(&progress), stopped);
         let archiver = Archiver { jetstream, job: self.job.clone(), progress, stop, task: tokio::spawn(run) };
         archiver.wait_for("does not begin", async |archiver| archiver.progress.has_begun()).await?;
         Ok(archiver)

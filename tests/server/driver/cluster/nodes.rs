@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use archiver_support::Port;
 use async_nats::jetstream::consumer::{AckPolicy, Config, PullConsumer, pull};
 use async_nats::jetstream::stream::ClusterInfo;
 use async_nats::jetstream::{self, Context, stream};
@@ -17,7 +18,7 @@ use tokio::task::JoinHandle;
 use crate::driver::events::{self, Event};
 use crate::driver::rig::{CONSUMER, DEADLINE, Running, spawn, until};
 use crate::driver::sink::Archive;
-use crate::nats::{Port, Server, options};
+use crate::nats::{Server, options};
 
 /// How many messages are on their way at a time.
 const WINDOW: usize = 20;

@@ -12,7 +12,7 @@ use replay_guard::async_nats::jetstream::Context;
 use tokio::time::{Instant, MissedTickBehavior};
 use tracing_subscriber::EnvFilter;
 
-use crate::archive::Job;
+use crate::run::Job;
 
 /// How often the server is asked what remains.
 const ASK: Duration = Duration::from_secs(1);
@@ -23,39 +23,39 @@ const BACKLOG: u64 = 5_000;
 
 /// What the sink has made durable since the program began.
 #[derive(Debug, Default)]
-pub(crate) struct Progress {
+pub struct Progress {
     records: AtomicU64,
     bytes: AtomicU64,
-    files: AtomicU64,
+    flushes: AtomicU64,
     begun: AtomicBool,
 }
 
 impl Progress {
     /// The driver is open.
-    pub(crate) fn begin(&self) {
+    pub fn begin(&self) {
         self.begun.store(true, Ordering::Relaxed);
     }
 
     /// Whether the driver was ever open.
-    pub(crate) fn has_begun(&self) -> bool {
+    pub fn has_begun(&self) -> bool {
         self.begun.load(Ordering::Relaxed)
     }
 
-    /// One more file.
-    pub(crate) fn archived(&self, records: usize, bytes: u64) {
+    /// One more file, object or transaction.
+    pub fn archived(&self, records: usize, bytes: u64) {
         self.records.fetch_add(records as u64, Ordering::Relaxed);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.files.fetch_add(1, Ordering::Relaxed);
+        self.flushes.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Records made durable.
-    pub(crate) fn records(&self) -> u64 {
+    pub fn records(&self) -> u64 {
         self.records.load(Ordering::Relaxed)
     }
 }
 
 /// Sets up the log on standard error and returns the bar it makes room for.
-pub(crate) fn start_log(filter: &str) -> anyhow::Result<ProgressBar> {
+pub fn start_log(filter: &str) -> anyhow::Result<ProgressBar> {
     let filter = EnvFilter::try_new(filter).with_context(|| format!("--log {filter:?} is not understood"))?;
     // It is shown only while there is a backlog.
     let bar = ProgressBar::hidden();
@@ -91,7 +91,7 @@ impl Write for Beside {
 }
 
 /// Shows how far the archiver is, for ever.
-pub(crate) async fn watch(jetstream: Context, job: Job, progress: Arc<Progress>, bar: ProgressBar) {
+pub async fn watch(jetstream: Context, job: Job, progress: Arc<Progress>, bar: ProgressBar) {
     let mut tick = tokio::time::interval(ASK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let terminal = io::stderr().is_terminal();
@@ -139,7 +139,7 @@ fn report(progress: &Progress, new: u64, elapsed: Duration, remaining: Option<u6
     let per_second = (new as f64 / elapsed.as_secs_f64()) as u64;
     tracing::info!(
         archived = progress.records(),
-        files = progress.files.load(Ordering::Relaxed),
+        flushes = progress.flushes.load(Ordering::Relaxed),
         bytes = progress.bytes.load(Ordering::Relaxed),
         per_second,
         remaining = remaining.map_or_else(|| "unknown".to_owned(), |remaining| remaining.to_string()),

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 /// What the exit code tells a supervisor: whether starting again may help.
 #[derive(Debug)]
-pub(crate) enum Failure {
+pub enum Failure {
     /// Something that was set is wrong: starting again does not help.
     Setting(anyhow::Error),
     /// Anything else.
@@ -13,11 +13,13 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    pub(crate) fn setting(error: impl Into<anyhow::Error>) -> Self {
+    /// A wrong setting.
+    pub fn setting(error: impl Into<anyhow::Error>) -> Self {
         Self::Setting(error.into())
     }
 
-    pub(crate) fn exit_code(&self) -> ExitCode {
+    /// 2 for a wrong setting, 1 for anything else.
+    pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Setting(_) => ExitCode::from(2),
             Self::Fatal(_) => ExitCode::FAILURE,
