@@ -66,7 +66,7 @@ pub enum GuardError {
     /// The sink failed.
     #[error("the sink failed to {action}")]
     Sink {
-        /// `write` or `flush`.
+        /// What it was to do: `write`, `flush`, ...
         action: &'static str,
         /// What it said.
         source: SinkFailure,

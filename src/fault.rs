@@ -41,6 +41,7 @@ pub(crate) enum Fault {
     LeftoverNotFlushed,
     OriginKept,
     DoneUnreported,
+    SinkBelievedUnread,
 }
 
 #[cfg(test)]
@@ -82,6 +83,7 @@ impl Fault {
         Self::LeftoverNotFlushed,
         Self::OriginKept,
         Self::DoneUnreported,
+        Self::SinkBelievedUnread,
     ];
 }
 

@@ -1,6 +1,7 @@
 //! What a user of the crate implements.
 
 use std::future::Future;
+use std::ops::RangeInclusive;
 
 use futures_util::future::BoxFuture;
 
@@ -73,6 +74,26 @@ pub trait Sink: Send {
     ) -> impl Future<Output = Result<Recovered, Self::Error>> + Send {
         let _ = checkpoint;
         self.recover(source)
+    }
+
+    /// Which records with a sequence in this range the sink holds durably: asked after a fork, about a stretch that was
+    /// archived, to find out how much of it is still in the stream and need not be written again. Records of any life
+    /// of the stream count, in any order.
+    ///
+    /// A part of them will do, but all of each sequence that is named. Of many it is best to name few, far apart, for the question comes again about what lies
+    /// between those that stand and those that do not. A sink that names none, as this does if it is not implemented, gets
+    /// up to a flush of records a second time after a fork.
+    ///
+    /// # Errors
+    ///
+    /// Anything that makes the sink unusable. Where it only cannot tell, none is the answer.
+    fn records_in(
+        &mut self,
+        source: &Source,
+        sequences: RangeInclusive<u64>,
+    ) -> impl Future<Output = Result<Vec<RecordId>, Self::Error>> + Send {
+        let _ = (source, sequences);
+        std::future::ready(Ok(Vec::new()))
     }
 }
 
@@ -198,6 +219,11 @@ trait DynSink: Send {
         source: &'a Source,
         checkpoint: &'a Coverage,
     ) -> BoxFuture<'a, Result<Recovered, BoxSinkError>>;
+    fn records_in<'a>(
+        &'a mut self,
+        source: &'a Source,
+        sequences: RangeInclusive<u64>,
+    ) -> BoxFuture<'a, Result<Vec<RecordId>, BoxSinkError>>;
 }
 
 struct Erased<S>(S);
@@ -218,6 +244,13 @@ impl<S: Sink> DynSink for Erased<S> {
         checkpoint: &'a Coverage,
     ) -> BoxFuture<'a, Result<Recovered, BoxSinkError>> {
         Box::pin(async move { self.0.recover_beyond(source, checkpoint).await.map_err(erase) })
+    }
+    fn records_in<'a>(
+        &'a mut self,
+        source: &'a Source,
+        sequences: RangeInclusive<u64>,
+    ) -> BoxFuture<'a, Result<Vec<RecordId>, BoxSinkError>> {
+        Box::pin(async move { self.0.records_in(source, sequences).await.map_err(erase) })
     }
 }
 
@@ -255,5 +288,12 @@ impl Sink for BoxSink {
     }
     async fn recover_beyond(&mut self, source: &Source, checkpoint: &Coverage) -> Result<Recovered, Self::Error> {
         self.0.recover_beyond(source, checkpoint).await
+    }
+    async fn records_in(
+        &mut self,
+        source: &Source,
+        sequences: RangeInclusive<u64>,
+    ) -> Result<Vec<RecordId>, Self::Error> {
+        self.0.records_in(source, sequences).await
     }
 }

@@ -63,6 +63,8 @@ pub(crate) struct Cut {
     pub(crate) by_time: u32,
     /// The newest archived record that does not stand, and what stands in its place, if anything does.
     pub(crate) against: Option<(Witness, Option<Witness>)>,
+    /// The lowest sequence above [`equal`](Self::equal) at which something is known not to stand.
+    pub(crate) ceiling: u64,
 }
 
 enum State {
@@ -93,7 +95,8 @@ impl Descent {
     pub(crate) fn new(coverage: Coverage, witnesses: Witnesses, mut foreign: Vec<u64>, last: Option<u64>) -> Self {
         foreign.sort_unstable();
         let above = coverage.len();
-        let cut = Cut { coverage, witnesses, equal: None, changed: false, by_time: 0, against: None };
+        let cut =
+            Cut { coverage, witnesses, equal: None, changed: false, by_time: 0, against: None, ceiling: u64::MAX };
         let mut descent = Self { cut, foreign, last, above, limit: u64::MAX, state: State::Done };
         descent.enter();
         descent
@@ -149,7 +152,7 @@ impl Descent {
                     }
                     Some(found) => {
                         self.cut.against.get_or_insert((witness, Some(found)));
-                        self.limit = self.limit.min(found.sequence());
+                        self.limit(found.sequence());
                         self.candidate();
                     }
                 }
@@ -197,7 +200,7 @@ impl Descent {
             let (first, last) = (span.first, span.last);
             let at = self.foreign.partition_point(|sequence| *sequence < first);
             if let Some(sequence) = self.foreign.get(at).copied().filter(|sequence| *sequence <= last) {
-                self.limit = sequence;
+                self.limit(sequence);
             }
         } else if self.cut.equal.is_some() {
             self.state = State::Done;
@@ -220,7 +223,7 @@ impl Descent {
             match next {
                 Some(witness) if self.last.is_some_and(|last| witness.sequence() > last) => {
                     self.contradicted(witness, None);
-                    self.limit = witness.sequence();
+                    self.limit(witness.sequence());
                 }
                 Some(witness) => {
                     self.state = State::Read(witness);
@@ -247,8 +250,16 @@ impl Descent {
     }
 
     fn lower(&mut self, witness: Witness) {
-        self.limit = self.limit.min(witness.sequence());
+        self.limit(witness.sequence());
         self.candidate();
+    }
+
+    /// What is left of the span at hand must end below this sequence.
+    fn limit(&mut self, sequence: u64) {
+        self.limit = self.limit.min(sequence);
+        if self.cut.equal.is_none() {
+            self.cut.ceiling = self.cut.ceiling.min(sequence);
+        }
     }
 
     /// Ends the span at hand at this witness, if it reaches above `above`. `latest`: the time of the newest record in it that

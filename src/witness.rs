@@ -103,6 +103,15 @@ impl Witnesses {
         self.thin();
     }
 
+    /// Adds one, wherever it belongs, until the next flush thins out.
+    pub(crate) fn insert(&mut self, witness: Witness) {
+        let at = self.kept.partition_point(|kept| kept.witness.sequence() < witness.sequence());
+        if self.kept.get(at).is_some_and(|kept| kept.witness.sequence() == witness.sequence()) {
+            self.kept.remove(at);
+        }
+        self.kept.insert(at, Kept { witness, boundary: true });
+    }
+
     /// Removes those for which this does not hold.
     pub(crate) fn retain(&mut self, mut keep: impl FnMut(&Witness) -> bool) {
         self.kept.retain(|kept| keep(&kept.witness));

@@ -12,10 +12,10 @@ use arrow_array::builder::{
 };
 use arrow_array::cast::AsArray;
 use arrow_array::types::{TimestampNanosecondType, UInt64Type};
-use arrow_array::{Array, ArrayRef, RecordBatch, StringArray, StructArray};
+use arrow_array::{Array, ArrayRef, RecordBatch, StringArray, StructArray, TimestampNanosecondArray, UInt64Array};
 use arrow_schema::{ArrowError, DataType, Field, Fields, Schema, TimeUnit};
-use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use parquet::arrow::{ArrowWriter, ProjectionMask};
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{KeyValue, ParquetMetaDataReader};
@@ -102,6 +102,24 @@ pub(crate) fn save(
 pub(crate) fn read(path: &Path) -> Result<Vec<Row>, SinkError> {
     let error = |source| SinkError::Read { path: path.to_owned(), source };
     File::open(path).map_err(ParquetError::from).and_then(rows_of).map_err(error)
+}
+
+/// The ids of all rows of a file.
+pub(crate) fn ids(path: &Path) -> Result<Vec<RecordId>, SinkError> {
+    let error = |source| SinkError::Read { path: path.to_owned(), source };
+    File::open(path).map_err(ParquetError::from).and_then(ids_of).map_err(error)
+}
+
+fn ids_of(file: File) -> Result<Vec<RecordId>, ParquetError> {
+    let builder = ParquetRecordBatchReaderBuilder::try_new(file)?;
+    let wanted = ProjectionMask::columns(builder.parquet_schema(), ["sequence", "published"]);
+    let mut ids = Vec::new();
+    for batch in builder.with_projection(wanted).build()? {
+        let batch = batch?;
+        let (sequence, published) = id_columns(&batch)?;
+        ids.extend(sequence.values().iter().zip(published.values()).map(|(s, p)| RecordId::new(*s, *p)));
+    }
+    Ok(ids)
 }
 
 fn rows_of(file: File) -> Result<Vec<Row>, ParquetError> {
@@ -261,13 +279,22 @@ fn columns(source: &Source, rows: &[Row]) -> Result<RecordBatch, ArrowError> {
     RecordBatch::try_new(Arc::new(schema()), columns)
 }
 
+fn foreign() -> ParquetError {
+    ParquetError::General("not a file of this archive: other columns".into())
+}
+
+fn id_columns(batch: &RecordBatch) -> Result<(&UInt64Array, &TimestampNanosecondArray), ParquetError> {
+    let column = |name| batch.column_by_name(name).ok_or_else(foreign);
+    let sequence = column("sequence")?.as_primitive_opt::<UInt64Type>().ok_or_else(foreign)?;
+    let published = column("published")?.as_primitive_opt::<TimestampNanosecondType>().ok_or_else(foreign)?;
+    Ok((sequence, published))
+}
+
 fn decode(batch: &RecordBatch) -> Result<Vec<Row>, ParquetError> {
-    let foreign = || ParquetError::General("not a file of this archive: other columns".into());
     let column = |name| batch.column_by_name(name).ok_or_else(foreign);
     let text = |array: &ArrayRef| array.as_string_opt::<i32>().cloned().ok_or_else(foreign);
     let subject = text(column("subject")?)?;
-    let sequence = column("sequence")?.as_primitive_opt::<UInt64Type>().ok_or_else(foreign)?;
-    let published = column("published")?.as_primitive_opt::<TimestampNanosecondType>().ok_or_else(foreign)?;
+    let (sequence, published) = id_columns(batch)?;
     let headers = column("headers")?.as_list_opt::<i32>().ok_or_else(foreign)?;
     let payload = column("payload")?.as_binary_opt::<i32>().ok_or_else(foreign)?;
     let pairs = |pairs: &StructArray| {

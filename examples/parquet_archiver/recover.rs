@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::fs;
 use std::io::{self, ErrorKind};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use replay_guard::{Claim, RecordId, Recovered};
@@ -13,6 +14,9 @@ use crate::names;
 
 /// How many bytes of claims are kept in memory, the newest first: some hundred thousand files that were written in order.
 pub(crate) const MAX_CLAIMS: usize = 16 << 20;
+
+/// How many files are read for the records in a range.
+const FEW: usize = 4;
 
 /// What was found in the directory of a source.
 #[derive(Debug, Default)]
@@ -106,6 +110,47 @@ pub(crate) fn recover(
     }
     disk::sync_directory(directory).map_err(error)?;
     Ok(found)
+}
+
+/// Records with a sequence in this range: all of them if few files hold them, else the first and last ones of files. What
+/// the files do not tell is left out, and said.
+pub(crate) fn records_in(directory: &Path, range: &RangeInclusive<u64>) -> Result<Vec<RecordId>, SinkError> {
+    let error = |source| SinkError::Directory { path: directory.to_owned(), source };
+    let mut files = Vec::new();
+    for entry in fs::read_dir(directory).map_err(error)? {
+        let name = entry.map_err(error)?.file_name();
+        let ids = name.to_str().and_then(names::ids);
+        files.extend(ids.filter(|(first, last)| first.sequence <= *range.end() && last.sequence >= *range.start()));
+    }
+    if files.len() > FEW {
+        return Ok(ends_of(&files, range));
+    }
+    let mut found = Vec::new();
+    for (first, last) in files {
+        let path = directory.join(names::file(first, last));
+        match file::ids(&path) {
+            Ok(ids) => found.extend(ids.into_iter().filter(|id| range.contains(&id.sequence))),
+            Err(error) => {
+                // Of its sequences all records would have to be named.
+                tracing::warn!(file = %path.display(), %error, "an archived file cannot be read: some of it may be written again");
+                return Ok(Vec::new());
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The first and last records of files where no other file can hold one of the same sequence.
+fn ends_of(files: &[(RecordId, RecordId)], range: &RangeInclusive<u64>) -> Vec<RecordId> {
+    let mut firsts: Vec<u64> = files.iter().map(|(first, _)| first.sequence).collect();
+    let mut lasts: Vec<u64> = files.iter().map(|(_, last)| last.sequence).collect();
+    firsts.sort_unstable();
+    lasts.sort_unstable();
+    let files_at = |sequence: u64| {
+        firsts.partition_point(|first| *first <= sequence) - lasts.partition_point(|last| *last < sequence)
+    };
+    let ends = files.iter().flat_map(|(first, last)| [*first, *last]);
+    ends.filter(|id| range.contains(&id.sequence) && files_at(id.sequence) == 1).collect()
 }
 
 fn read(path: &Path) -> io::Result<Footer> {

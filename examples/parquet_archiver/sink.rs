@@ -1,5 +1,6 @@
 //! The sink: buffers records and writes one Parquet file per flush.
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -134,6 +135,15 @@ impl Sink for ParquetSink {
             "looked at the archive"
         );
         Ok(found.recovered(from))
+    }
+
+    async fn records_in(
+        &mut self,
+        _source: &Source,
+        sequences: RangeInclusive<u64>,
+    ) -> Result<Vec<RecordId>, SinkError> {
+        let directory = self.directory.clone();
+        blocking(&self.directory, move || recover::records_in(&directory, &sequences)).await
     }
 }
 

@@ -9,6 +9,7 @@ use crate::events;
 use crate::fault::{self, Fault};
 use crate::ledger::Class;
 use crate::observer::{ObserveError, Reading};
+use crate::sink::Sink;
 use crate::trust::Answer;
 use crate::witness::Witness;
 
@@ -106,8 +107,12 @@ impl Core {
         Ok(gone && span_holds(&*self.observer, &self.ledger, span.witness, &mut stands, &mut evidence).await?)
     }
 
-    pub(super) async fn check(&mut self, position: ConsumerPosition) -> Result<Placement, GuardError> {
-        let outcome = self.try_check(position).await;
+    pub(super) async fn check<S: Sink>(
+        &mut self,
+        position: ConsumerPosition,
+        sink: &mut S,
+    ) -> Result<Placement, GuardError> {
+        let outcome = self.try_check(position, sink).await;
         match outcome {
             Ok(placement) => placement,
             Err(error) => {
@@ -118,7 +123,11 @@ impl Core {
         }
     }
 
-    async fn try_check(&mut self, position: ConsumerPosition) -> Result<Result<Placement, GuardError>, ObserveError> {
+    async fn try_check<S: Sink>(
+        &mut self,
+        position: ConsumerPosition,
+        sink: &mut S,
+    ) -> Result<Result<Placement, GuardError>, ObserveError> {
         self.view = self.observer.stream().await?;
         self.blocked.clear();
         let forked = |permits: Result<Permits, GuardError>| {
@@ -130,7 +139,7 @@ impl Core {
         if let Some(newest) = self.ledger.newest_witness()
             && let Some(evidence) = self.contradicts(newest).await?
         {
-            return Ok(forked(self.fork(evidence).await));
+            return Ok(forked(self.fork(evidence, sink).await));
         }
         let highest = position.delivered.max(position.ack_floor);
         if highest > self.view.last {
@@ -162,7 +171,7 @@ impl Core {
                 Class::Archived => {
                     if let Some(span) = self.ledger.coverage.find(next.sequence()).copied() {
                         if let Some(evidence) = self.contradicts(span.witness).await? {
-                            return Ok(forked(self.fork(evidence).await));
+                            return Ok(forked(self.fork(evidence, sink).await));
                         }
                         at = span.last.saturating_add(1);
                     }

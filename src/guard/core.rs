@@ -16,7 +16,7 @@ use crate::fault::{self, Fault};
 use crate::ledger::{Backlog, Class, Entry, Ledger, Link, Stage};
 use crate::observer::{ObserveError, Observer, StreamView};
 use crate::record::{Record, RecordId};
-use crate::sink::{ClaimFor, Durable, Written};
+use crate::sink::{ClaimFor, Durable, Sink, Written};
 use crate::skip::SkipTracker;
 use crate::source::Source;
 use crate::store::CheckpointStore;
@@ -272,7 +272,7 @@ impl Core {
     }
 
     /// Verifies what a flush relies on, and goes on from there.
-    pub(super) async fn settle(&mut self) -> Result<Permits, GuardError> {
+    pub(super) async fn settle<S: Sink>(&mut self, sink: &mut S) -> Result<Permits, GuardError> {
         let ended = self.skips.flushed();
         if let Some(run) = ended {
             events::skip_run(&self.source, run);
@@ -281,7 +281,7 @@ impl Core {
         let mut permits = match verify(&*self.observer, &self.ledger, Scope::Flushed, removed).await {
             Err(error) => self.unknown(error)?,
             Ok(Verdict::Fork(_)) if fault::is(Fault::NoVerification) => self.commit(Stands::default()).await?,
-            Ok(Verdict::Fork(evidence)) => self.fork(evidence).await?,
+            Ok(Verdict::Fork(evidence)) => self.fork(evidence, sink).await?,
             Ok(Verdict::Stands(stands)) => self.commit(stands).await?,
         };
         self.unverified = permits.unknown.is_some();
@@ -416,7 +416,7 @@ impl Core {
         Ok(())
     }
 
-    pub(super) async fn begin_session(&mut self) -> Result<Permits, GuardError> {
+    pub(super) async fn begin_session<S: Sink>(&mut self, sink: &mut S) -> Result<Permits, GuardError> {
         if let Some(run) = self.skips.end() {
             events::skip_run(&self.source, run);
         }
@@ -431,7 +431,7 @@ impl Core {
         self.ledger.begin_session(Backlog { last: view.last, published: view.last_published });
         match verify(&*self.observer, &self.ledger, Scope::All, view.acked_are_removed).await {
             Err(error) => self.unknown(error),
-            Ok(Verdict::Fork(evidence)) => self.fork(evidence).await,
+            Ok(Verdict::Fork(evidence)) => self.fork(evidence, sink).await,
             Ok(Verdict::Stands(stands)) => {
                 self.saw(&stands);
                 if let Err(error) = self.look_below_origin(&stands).await {

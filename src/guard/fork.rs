@@ -3,14 +3,16 @@
 use std::collections::BTreeSet;
 
 use super::core::Core;
-use super::verify::{Evidence, Stands, descend, newest_alive, read_all};
+use super::refine::Sources;
+use super::verify::{Evidence, Stands, newest_alive, read_all};
 use super::{Fork, Permits};
 use crate::error::GuardError;
 use crate::events;
 use crate::fault::{self, Fault};
 use crate::observer::{ObserveError, Reading};
 use crate::record::RecordId;
-use crate::trust::{Answer, Cut, Descent};
+use crate::sink::Sink;
+use crate::trust::{Answer, Cut};
 use crate::witness::Witness;
 
 impl Core {
@@ -69,7 +71,7 @@ impl Core {
 
     /// Something that was archived or delivered is not in the stream. Finds out how far down, cuts, and saves before
     /// anything else happens.
-    pub(super) async fn fork(&mut self, mut evidence: Evidence) -> Result<Permits, GuardError> {
+    pub(super) async fn fork<S: Sink>(&mut self, mut evidence: Evidence, sink: &mut S) -> Result<Permits, GuardError> {
         let view = match self.observer.stream().await {
             Ok(view) => view,
             Err(error) => return self.unknown(error),
@@ -104,15 +106,12 @@ impl Core {
                 }
             }
         }
-        let descent = Descent::new(
-            self.ledger.coverage.clone(),
-            self.ledger.witnesses.clone(),
-            evidence.foreign,
-            evidence.above.then_some(view.last),
-        );
-        let cut = match descend(&*self.observer, descent).await {
+        let (coverage, witnesses) = (self.ledger.coverage.clone(), self.ledger.witnesses.clone());
+        let mut sources = Sources { observer: &*self.observer, sink, source: &self.source };
+        let end = evidence.above.then_some(view.last);
+        let cut = match sources.descend(coverage, witnesses, evidence.foreign, end).await {
             Ok(cut) => cut,
-            Err(error) => return self.unknown(error),
+            Err(unsettled) => return self.unknown(unsettled.of_stream()?),
         };
         if !cut.changed && lost.is_empty() {
             let reason = "the stream answered differently a moment later".to_owned();

@@ -8,6 +8,7 @@ mod open;
 mod passed;
 mod permits;
 mod recall;
+mod refine;
 mod report;
 mod verify;
 
@@ -133,8 +134,8 @@ impl<S: Sink> Guard<S> {
     ///
     /// Closes the guard.
     pub async fn begin_session(&mut self) -> Result<Permits, GuardError> {
-        let sink = self.enter()?;
-        let outcome = self.core.begin_session().await;
+        let mut sink = self.enter()?;
+        let outcome = self.core.begin_session(&mut sink).await;
         let (pending, unreported) = (self.pending(), self.core.ledger.unreported());
         self.leave(sink, outcome.map(|permits| Permits { pending, unreported, ..permits }))
     }
@@ -238,7 +239,7 @@ impl<S: Sink> Guard<S> {
             }
         }
         core.full = false;
-        core.settle().await
+        core.settle(sink).await
     }
 
     /// Looks whether the consumer passed over a message that is not archived. To be asked at opening, at the start of a
@@ -252,8 +253,8 @@ impl<S: Sink> Guard<S> {
     ///
     /// Closes the guard.
     pub async fn check(&mut self, position: ConsumerPosition) -> Result<Placement, GuardError> {
-        let sink = self.enter()?;
-        let outcome = self.core.check(position).await;
+        let mut sink = self.enter()?;
+        let outcome = self.core.check(position, &mut sink).await;
         self.leave(sink, outcome)
     }
 
@@ -283,8 +284,8 @@ impl<S: Sink> Guard<S> {
         if !self.core.ledger.pending().is_empty() {
             return Err(GuardError::FlushDue);
         }
-        let sink = self.enter()?;
-        let outcome = self.core.replay_from(sequence).await;
+        let mut sink = self.enter()?;
+        let outcome = self.core.replay_from(sequence, &mut sink).await;
         self.leave(sink, outcome)
     }
 

@@ -266,14 +266,14 @@ impl Opening {
             None => self.first(&*observer, view, if damaged { Origin::Beginning } else { origin }).await?,
         };
         let mut core = self.core(checkpoint, observer, view);
-        let (trust, forked) = if had { verify_checkpoint(&mut core).await? } else { (Trust::New, false) };
+        let (trust, forked) = if had { verify_checkpoint(&mut core, &mut sink).await? } else { (Trust::New, false) };
         if forked && self.asked {
             // It was told of more than is left, and its claims may have finer witnesses than the checkpoint.
             let recovered = ask(&mut sink, &self.source, &core.ledger.coverage).await?;
             self.take(recovered);
         }
         let claims = std::mem::take(&mut self.claims);
-        let claimed = verify_claims(&mut core, claims, self.exactly_from).await?;
+        let claimed = verify_claims(&mut core, &mut sink, claims, self.exactly_from).await?;
         if !had && claimed.history > 0 && !claimed.equal {
             // The claims are of another stream, and so is the place where they say archiving began.
             core.origin = 1;

@@ -2,18 +2,21 @@
 
 use super::Permits;
 use super::core::Core;
+use super::refine::{Sources, Unsettled};
 use super::report::Trust;
-use super::verify::{Scope, Verdict, descend, newest_alive, verify};
+use super::verify::{Scope, Verdict, newest_alive, verify};
 use crate::checkpoint::ClaimBody;
 use crate::coverage::Span;
 use crate::error::{GuardError, OpenError};
 use crate::events;
 use crate::fault::{self, Fault};
 use crate::observer::ObserveError;
-use crate::trust::{Answer, Descent};
+use crate::sink::Sink;
+use crate::trust::Answer;
+use crate::witness::Witness;
 
 /// Reads back what the checkpoint says is archived, from the top down. Says whether the stream forked.
-pub(super) async fn verify_checkpoint(core: &mut Core) -> Result<(Trust, bool), OpenError> {
+pub(super) async fn verify_checkpoint<S: Sink>(core: &mut Core, sink: &mut S) -> Result<(Trust, bool), OpenError> {
     if fault::is(Fault::TrustCreated) && core.created == core.view.created {
         return Ok((Trust::Whole, false));
     }
@@ -22,7 +25,8 @@ pub(super) async fn verify_checkpoint(core: &mut Core) -> Result<(Trust, bool), 
     let empty = coverage.is_empty();
     let marked = witnesses.iter().len() > 0;
     let before = coverage.last().map_or(0, |span| span.last);
-    let cut = descend(&*core.observer, Descent::new(coverage, witnesses, Vec::new(), None)).await?;
+    let mut sources = Sources { observer: &*core.observer, sink, source: &core.source };
+    let cut = sources.descend(coverage, witnesses, Vec::new(), None).await?;
     core.counters.by_time += u64::from(cut.by_time);
     let through = cut.coverage.last().map_or(0, |span| span.last);
     let stands = cut.equal.is_some();
@@ -91,8 +95,9 @@ pub(super) struct Claimed {
 }
 
 /// Reads back the claims' spans, newest first.
-pub(super) async fn verify_claims(
+pub(super) async fn verify_claims<S: Sink>(
     core: &mut Core,
+    sink: &mut S,
     claims: Vec<ClaimBody>,
     exactly_from: Option<u64>,
 ) -> Result<Claimed, OpenError> {
@@ -105,7 +110,7 @@ pub(super) async fn verify_claims(
     // Where the stream ends, once an answer said that it does: that is said twice, a second apart, and needs no other.
     let mut end = u64::MAX;
     for mut span in spans {
-        if span.last > end {
+        if span.first > end {
             claimed.history += 1;
             continue;
         }
@@ -118,8 +123,12 @@ pub(super) async fn verify_claims(
         let lowest = core.ledger.coverage.at_or_above(span.first).filter(|other| other.first <= span.last);
         let shared = lowest.map(|other| other.first);
         // What stands by its record is seen in the session at hand, and joins what it touches if that was seen too.
-        let answer = Answer::of(core.observer.read(span.last).await?, span.witness);
-        if answer == Answer::Above {
+        let answer = if span.last > end {
+            Answer::Above
+        } else {
+            Answer::of(core.observer.read(span.last).await?, span.witness)
+        };
+        if answer == Answer::Above && end == u64::MAX {
             end = core.observer.stream().await?.last;
         }
         let stands = match answer {
@@ -128,7 +137,20 @@ pub(super) async fn verify_claims(
                 Some(core.ledger.session())
             }
             Answer::Other | Answer::Above if fault::is(Fault::ClaimUnverified) => Some(0),
-            Answer::Other | Answer::Above => None,
+            Answer::Other | Answer::Above => {
+                let sources = Sources { observer: &*core.observer, sink: &mut *sink, source: &core.source };
+                let standing = lower_part(sources, &span).await?;
+                standing.map(|witness| {
+                    claimed.equal = true;
+                    span = Span {
+                        last: witness.sequence(),
+                        latest: span.earliest.max(witness.id.published),
+                        witness,
+                        ..span
+                    };
+                    core.ledger.session()
+                })
+            }
             Answer::Gone => {
                 // What it shares with a newer one is the newer one's.
                 let high = shared.map_or(span.last, |shared| shared.saturating_sub(1));
@@ -151,6 +173,16 @@ pub(super) async fn verify_claims(
         }
     }
     Ok(claimed)
+}
+
+/// Where a span of a claim does not stand as a whole: its newest record that does.
+async fn lower_part<S: Sink>(mut sources: Sources<'_, S>, span: &Span) -> Result<Option<Witness>, Unsettled> {
+    // What stands lowest tells whether it can be of the same life at all.
+    let lowest = sources.observer.next(span.first).await?;
+    if !lowest.is_some_and(|lowest| lowest.sequence() < span.last && span.knows(lowest.id.published)) {
+        return Ok(None);
+    }
+    sources.newest_standing(span, span.first..=span.last.saturating_sub(1)).await
 }
 
 impl Core {
@@ -177,10 +209,10 @@ impl Core {
         Ok(())
     }
 
-    pub(super) async fn replay_from(&mut self, sequence: u64) -> Result<Permits, GuardError> {
+    pub(super) async fn replay_from<S: Sink>(&mut self, sequence: u64, sink: &mut S) -> Result<Permits, GuardError> {
         match verify(&*self.observer, &self.ledger, Scope::All, self.view.acked_are_removed).await {
             Err(error) => return self.unknown(error),
-            Ok(Verdict::Fork(evidence)) => return self.fork(evidence).await,
+            Ok(Verdict::Fork(evidence)) => return self.fork(evidence, sink).await,
             Ok(Verdict::Stands(stands)) => self.saw(&stands),
         }
         let last = self.ledger.coverage.last().map_or(0, |span| span.last);

@@ -143,8 +143,11 @@ impl Books {
         };
         // A claim speaks for a flush by its newest records; one that was replaced takes what stands beside it along.
         if self.sink.inside().recover == Recover::Unknown || open.iter().any(replaced) {
+            let plain = self.sink.inside().recover == Recover::Unknown;
             for id in open {
-                self.allow(id);
+                if plain || !self.settled(id) {
+                    self.allow(id);
+                }
             }
         }
         self.floor = 0;
@@ -159,12 +162,32 @@ impl Books {
         self.boundaries.clear();
     }
 
+    /// Whether a fork does not make this record come again: it stands, the sink says record by record what it holds, and
+    /// nothing makes that uncertain.
+    fn settled(&self, id: RecordId) -> bool {
+        let inside = self.sink.inside();
+        let state = self.world.state();
+        let server = &state.server;
+        // What an earlier fork left behind there makes it uncertain which life the coverage means.
+        inside.tells.is_some()
+            && !(state.work_queue || server.removals || server.stepped_back || server.brought_back)
+            && inside
+                .through(id.sequence)
+                .all(|id| state.messages.get(&id.sequence).is_some_and(|message| message.published == id.published))
+    }
+
     /// Everything durable above this record may come once more.
     fn allow_all_above(&mut self, below: Option<RecordId>) {
+        self.allow_above(below, |_, _| true);
+    }
+
+    /// The same of those for which this holds.
+    fn allow_above(&mut self, below: Option<RecordId>, wanted: impl Fn(&Self, RecordId) -> bool) {
         let ids: BTreeSet<RecordId> = self.sink.inside().durable.iter().map(Record::id).collect();
         for id in ids {
             // What a narrowed span no longer knows by its times may come again as well.
-            if below.is_none_or(|below| id.sequence > below.sequence || id.published > below.published) {
+            let above = below.is_none_or(|below| id.sequence > below.sequence || id.published > below.published);
+            if above && wanted(self, id) {
                 self.allow(id);
             }
         }
@@ -186,13 +209,15 @@ impl Books {
             // anything, which then contradicts the span once more.
             let below = below.filter(|_| !self.world.state().server.stepped_back);
             self.boundaries.retain(|id| id.sequence <= through);
-            self.allow_all_above(below);
+            self.allow_above(below, |books, id| !books.settled(id));
             // One claim speaks for what one flush holds, and the cut may lie inside.
             let claims = self.sink.inside().recover != Recover::Unknown;
             let files = self.sink.inside().files.iter().map(|(_, ids)| ids.clone()).collect::<Vec<_>>();
             let split = files.into_iter().filter(|ids| ids.iter().any(|id| id.sequence > through)).flatten();
             for id in self.open.clone().into_iter().chain(split).filter(|_| claims) {
-                self.allow(id);
+                if !self.settled(id) {
+                    self.allow(id);
+                }
             }
             self.floor = 0;
         }
@@ -222,7 +247,9 @@ impl Books {
             let mut ids: BTreeSet<RecordId> = self.sink.inside().durable.iter().map(Record::id).collect();
             ids.retain(|id| id.sequence > fork.at && !self.open.contains(id));
             for id in ids {
-                self.allow(id);
+                if !self.settled(id) {
+                    self.allow(id);
+                }
             }
             for id in &fork.orphaned {
                 // It stays in the sink, and comes again if a backup brings its message back.
@@ -382,8 +409,10 @@ impl Books {
             Some(message) => message.published != id.published,
             None => id.sequence > last,
         };
+        let settled = self.settled(id);
         let inside = self.sink.inside();
         inside.recover != Recover::Unknown
+            && !settled
             && inside.files.iter().any(|(_, ids)| ids.contains(&id) && ids.iter().any(replaced))
     }
 

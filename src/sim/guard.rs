@@ -3,6 +3,7 @@
 mod checkpoints;
 pub(super) mod forks;
 mod gone;
+mod halves;
 mod origins;
 mod passed;
 mod rejects;

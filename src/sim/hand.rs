@@ -40,6 +40,7 @@ impl Life {
         {
             let mut inside = driver.disk.inside();
             inside.recover = if rng.one_in(3) { Recover::AtLeast } else { Recover::Unknown };
+            inside.tells = (seed % 5 < 2).then(|| 16 + usize::try_from(seed % 9).unwrap());
             inside.full_at = rng.one_in(4).then(|| 1 + usize::try_from(rng.below(6)).unwrap());
             if rng.one_in(3) {
                 inside.partial = Partial::Some(rng.clone());

@@ -26,6 +26,8 @@ pub(crate) struct Nature {
     pub(crate) removals: bool,
     pub(crate) steps_back: bool,
     pub(crate) recover: Recover,
+    /// Whether the sink says record by record what it holds, so many at a time.
+    pub(crate) tells: Option<usize>,
     pub(crate) partial: bool,
     pub(crate) full_at: Option<usize>,
     pub(crate) rejects: bool,
@@ -89,6 +91,7 @@ impl Life {
         let rng = &mut Rng::new(seed);
         // What came to the model later is drawn from numbers of its own, so that a seed stays the life it was.
         let aside = &mut Rng::new(seed ^ 0xdead);
+        let tells = &mut Rng::new(seed ^ 0x7e11);
         let work_queue = rng.one_in(5);
         let version = pick(rng, &["2.10.26", "2.12.8", "2.14.6", "2.14.6"]);
         let removals = !rng.one_in(3);
@@ -104,6 +107,7 @@ impl Life {
             // Together with messages that go, a clock that steps back is beyond what is promised; a test of its own says so.
             steps_back: rng.one_in(2) && !removals && !work_queue,
             recover: pick(rng, &[Recover::Unknown, Recover::Unknown, Recover::AtLeast, Recover::Exactly(1)]),
+            tells: tells.one_in(2).then(|| 16 + usize::try_from(tells.below(50)).unwrap()),
             partial: rng.one_in(4),
             full_at: rng.one_in(5).then(|| 1 + usize::try_from(rng.below(6)).unwrap()),
             rejects: rng.one_in(6),
@@ -198,7 +202,7 @@ impl Life {
         let sink = Disk::new();
         {
             let mut inside = sink.inside();
-            inside.recover = nature.recover;
+            (inside.recover, inside.tells) = (nature.recover, nature.tells);
             inside.full_at = nature.full_at;
             if nature.partial {
                 inside.partial = Partial::Some(Rng::new(self.seed ^ 0xbad));

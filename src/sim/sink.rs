@@ -1,6 +1,7 @@
 //! A sink that loses with the process what it did not make durable.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytes::Bytes;
@@ -51,6 +52,10 @@ pub(crate) struct Inside {
     pub(crate) recover: Recover,
     /// How often it was asked what it holds.
     pub(crate) asked: u64,
+    /// Whether it says record by record what it holds; so many at a time.
+    pub(crate) tells: Option<usize>,
+    /// How often it was asked for that.
+    pub(crate) told: u64,
 }
 
 /// The dead-letter hook, if there is one, and what it does.
@@ -64,6 +69,13 @@ pub(crate) struct HookPlan {
     pub(crate) calls: u64,
     /// What it took, each time.
     pub(crate) taken: BTreeMap<RecordId, Vec<Bytes>>,
+}
+
+impl Inside {
+    /// The ids of what is durable, through this sequence.
+    pub(crate) fn through(&self, sequence: u64) -> impl Iterator<Item = &RecordId> {
+        self.index.range(..=RecordId::new(sequence, i64::MAX)).rev().map(|(id, _)| id)
+    }
 }
 
 /// What a sink leaves behind: the next one begins with it.
@@ -88,6 +100,8 @@ impl Disk {
             partial: Partial::All,
             recover: Recover::Unknown,
             asked: 0,
+            tells: None,
+            told: 0,
         })))
     }
 
@@ -284,5 +298,18 @@ impl Sink for TestSink {
             }
             None => self.recover(source).await,
         }
+    }
+
+    /// Names no more sequences than it was told to, evenly spread.
+    async fn records_in(&mut self, _: &Source, sequences: RangeInclusive<u64>) -> Result<Vec<RecordId>, Broken> {
+        self.world.stutter().await;
+        let mut inside = self.disk.inside();
+        inside.told += 1;
+        let Some(limit) = inside.tells else { return Ok(Vec::new()) };
+        let held: Vec<RecordId> = inside.index.keys().copied().filter(|id| sequences.contains(&id.sequence)).collect();
+        let mut named: Vec<&[RecordId]> = held.chunk_by(|a, b| a.sequence == b.sequence).collect();
+        let each = named.len().div_ceil(limit.max(1)).max(1);
+        named = named.into_iter().step_by(each).collect();
+        Ok(named.concat())
     }
 }

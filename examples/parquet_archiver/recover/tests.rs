@@ -31,6 +31,9 @@ impl Place {
         let sink = ParquetSink::open(self.out.path(), source(), usize::MAX, std::sync::Arc::default()).await?;
         let sink = sink.rewrite_missing_from(rewrite_missing_from);
         let mut guard = Guard::open(source(), sink, self.checkpoint.clone(), self.stream.clone()).await?;
+        if guard.move_pending().is_some() {
+            guard.moved();
+        }
         let _ = guard.begin_session().await?;
         Ok(guard)
     }
@@ -223,6 +226,48 @@ async fn two_lives_share_an_archive() -> Result<()> {
     // With the files of both lives and no checkpoint.
     place.checkpoint = MemoryStore::new();
     assert_eq!(place.deliver(&now).await?, NOTHING);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_tail_that_is_lost_within_a_file_makes_nothing_come_again() -> Result<()> {
+    for (through, checkpoint_lost) in
+        [(1, false), (14, true), (15, false), (15, true), (26, false), (38, true), (39, false)]
+    {
+        let mut place = Place::new()?;
+        let old = place.publish(40);
+        // More files than are read for one question.
+        place.archive(&old.chunks(5).collect::<Vec<_>>()).await?;
+        place.stream.lose_above(through);
+        let new = place.publish(30);
+        if checkpoint_lost {
+            place.checkpoint = MemoryStore::new();
+        }
+        let stands = usize::try_from(through)?;
+        let now: Vec<Record> = old[..stands].iter().chain(&new).cloned().collect();
+        let written = place.deliver(&now).await?;
+        assert_eq!(written.len(), new.len(), "cut at {through}: {written:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn of_many_files_the_ends_are_named_where_no_other_file_reaches() {
+    let id = |sequence| RecordId::new(sequence, 7);
+    let files = [(1, 5), (6, 9), (8, 12), (13, 13), (20, 30)].map(|(first, last)| (id(first), id(last)));
+    let named: std::collections::BTreeSet<u64> = ends_of(&files, &(2..=25)).iter().map(|id| id.sequence).collect();
+    assert_eq!(named.into_iter().collect::<Vec<_>>(), [5, 6, 12, 13, 20], "8 and 9 may be in two files");
+}
+
+#[tokio::test]
+async fn where_a_file_cannot_be_read_nothing_is_named() -> Result<()> {
+    let place = Place::new()?;
+    let records = place.publish(6);
+    place.archive(&[&records[..3], &records[3..]]).await?;
+    let named = |range| Ok::<_, anyhow::Error>(records_in(&place.directory(), &range)?.len());
+    assert_eq!((named(1..=6)?, named(2..=4)?, named(7..=9)?), (6, 3, 0));
+    fs::write(place.files()?.first().context("a file")?, "half")?;
+    assert_eq!((named(1..=6)?, named(4..=6)?), (0, 3));
     Ok(())
 }
 
