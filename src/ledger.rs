@@ -290,6 +290,14 @@ impl Ledger {
             }
             !done
         });
+        // Where a session or a seam begins, another life of the stream may: the first record of it tells the two apart.
+        let mut segment = self.settled_in;
+        let begins = settled.iter().filter(|entry| {
+            let begins = entry.segment > segment;
+            segment = segment.max(entry.segment);
+            begins
+        });
+        let begins: Vec<Witness> = begins.map(|entry| entry.witness).collect();
         if let Some(newest) = settled.last() {
             self.settled_in = newest.segment;
         }
@@ -304,6 +312,9 @@ impl Ledger {
             self.coverage.insert(Span::of(first, entry.witness), self.session);
         }
         self.witnesses.extend(settled.iter().map(|entry| entry.witness));
+        for witness in begins {
+            self.witnesses.insert(witness);
+        }
         settled
     }
 

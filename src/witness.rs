@@ -74,6 +74,20 @@ impl Witnesses {
         newest.filter(|witness| witness.sequence() >= low)
     }
 
+    /// Whether a record may be of the life that these are of, with one stream's times: published no earlier than the one at or
+    /// below it, no later than the one at or above it, and the very one where there is one of its sequence.
+    pub(crate) fn agree(&self, id: RecordId) -> bool {
+        let at = self.kept.partition_point(|kept| kept.witness.sequence() < id.sequence);
+        let above = self.kept.get(at).map(|kept| kept.witness.id);
+        let below = at.checked_sub(1).and_then(|below| self.kept.get(below)).map(|kept| kept.witness.id);
+        below.is_none_or(|below| below.published <= id.published)
+            && match above {
+                Some(above) if above.sequence == id.sequence => above == id,
+                Some(above) => id.published <= above.published,
+                None => true,
+            }
+    }
+
     /// Whether this very one is among them.
     pub(crate) fn holds(&self, witness: &Witness) -> bool {
         self.newest_in(witness.sequence(), witness.sequence().saturating_add(1)).as_ref() == Some(witness)
@@ -103,7 +117,7 @@ impl Witnesses {
         self.thin();
     }
 
-    /// Adds one, wherever it belongs, until the next flush thins out.
+    /// Adds one, wherever it belongs, that is kept as long as a flush boundary is.
     pub(crate) fn insert(&mut self, witness: Witness) {
         let at = self.kept.partition_point(|kept| kept.witness.sequence() < witness.sequence());
         if self.kept.get(at).is_some_and(|kept| kept.witness.sequence() == witness.sequence()) {
@@ -221,6 +235,17 @@ mod tests {
         assert!(!witnesses.holds(&Witness { digest: 1, ..witness(5) }));
         witnesses.retain(|witness| witness.sequence() != 5);
         assert!(witnesses.iter().copied().eq([witness(3), witness(8)]));
+    }
+
+    #[test]
+    fn what_lies_out_of_their_times_is_of_another_life() {
+        let mut witnesses = Witnesses::default();
+        assert!(witnesses.agree(RecordId::new(3, 3)), "nothing is known");
+        witnesses.extend([(10, 100), (20, 200)].map(|(n, at)| Witness { id: RecordId::new(n, at), digest: 0 }));
+        let agrees = [(9, 100), (10, 100), (11, 100), (19, 200), (20, 200), (21, 200), (21, 900)];
+        let differs = [(9, 101), (10, 99), (10, 101), (11, 99), (19, 201), (20, 199), (21, 199)];
+        assert!(agrees.iter().all(|(n, at)| witnesses.agree(RecordId::new(*n, *at))));
+        assert!(!differs.iter().any(|(n, at)| witnesses.agree(RecordId::new(*n, *at))));
     }
 
     #[test]

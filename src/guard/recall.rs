@@ -13,7 +13,7 @@ use crate::fault::{self, Fault};
 use crate::observer::ObserveError;
 use crate::sink::Sink;
 use crate::trust::Answer;
-use crate::witness::Witness;
+use crate::witness::{Witness, Witnesses};
 
 /// Reads back what the checkpoint says is archived, from the top down. Says whether the stream forked.
 pub(super) async fn verify_checkpoint<S: Sink>(core: &mut Core, sink: &mut S) -> Result<(Trust, bool), OpenError> {
@@ -182,7 +182,7 @@ async fn lower_part<S: Sink>(mut sources: Sources<'_, S>, span: &Span) -> Result
     if !lowest.is_some_and(|lowest| lowest.sequence() < span.last && span.knows(lowest.id.published)) {
         return Ok(None);
     }
-    sources.newest_standing(span, span.first..=span.last.saturating_sub(1)).await
+    sources.newest_standing(span, &Witnesses::default(), span.first..=span.last.saturating_sub(1)).await
 }
 
 impl Core {

@@ -79,7 +79,7 @@ impl<S: Sink> Sources<'_, S> {
         // gone it may be one below.
         for span in spans.by_ref().take(SPANS) {
             let range = span.first.max(low)..=span.last.min(cut.ceiling - 1);
-            if let Some(standing) = self.newest_standing(span, range).await? {
+            if let Some(standing) = self.newest_standing(span, &witnesses, range).await? {
                 witnesses.insert(standing);
                 return Ok(descend(self.observer, descent(witnesses)).await?);
             }
@@ -92,6 +92,7 @@ impl<S: Sink> Sources<'_, S> {
     pub(super) async fn newest_standing(
         &mut self,
         span: &Span,
+        witnesses: &Witnesses,
         range: RangeInclusive<u64>,
     ) -> Result<Option<Witness>, Unsettled> {
         let mut newest = None;
@@ -103,7 +104,8 @@ impl<S: Sink> Sources<'_, S> {
             let before = (low, high);
             let named = self.sink.records_in(self.source, low..=high).await;
             let mut named = named.map_err(|error| Unsettled::Sink(Box::new(error)))?;
-            named.retain(|id| (low..=high).contains(&id.sequence) && span.knows(id.published));
+            let ours = |id: &RecordId| span.knows(id.published) && witnesses.agree(*id);
+            named.retain(|id| (low..=high).contains(&id.sequence) && ours(id));
             let mut named = of_one_life(named);
             let (mut from, mut to) = (0, named.len());
             while from < to && reads < READS {
@@ -181,7 +183,7 @@ mod tests {
         (span.earliest, span.last) = (ids[0].published, 20);
         let mut sink = Names(ids.into_iter().filter_map(named).collect());
         let mut sources = Sources { observer: &stream, sink: &mut sink, source: &Source::new("S") };
-        now(sources.newest_standing(&span, 2..=9)).unwrap().map(|witness| witness.sequence())
+        now(sources.newest_standing(&span, &Witnesses::default(), 2..=9)).unwrap().map(|witness| witness.sequence())
     }
 
     #[test]

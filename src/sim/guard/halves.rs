@@ -1,6 +1,6 @@
 //! The stream lost its tail within a flush, and the sink says record by record what it holds.
 
-use crate::Trust;
+use crate::{Reason, Trust};
 
 use super::{archived, writes};
 use crate::sim::{AfterLoss, Driver, Recover, World};
@@ -49,6 +49,27 @@ fn a_sink_that_does_not_tell_gets_some_of_it_again() {
     driver.consumer.after_loss(AfterLoss::PulledBack);
     driver.finish();
     assert!(!twice(&driver).is_empty() && twice(&driver).iter().all(|sequence| (501..=611).contains(sequence)));
+}
+
+#[test]
+fn a_second_fork_in_the_midst_of_the_first_makes_nothing_come_again() {
+    for second in [612, 613, 640, 700, 1_000] {
+        let (world, mut driver) = cut_within(500, 611, Some(2_000));
+        world.publish(470);
+        world.disconnect();
+        driver.consumer.after_loss(AfterLoss::PulledBack);
+        driver.session().unwrap();
+        driver.pull(500).unwrap();
+        driver.flush(Reason::Due).unwrap();
+        assert_eq!((driver.guard().floor(), driver.guard().counters().flushes), (1_111, 3));
+        // From 612 on the sink holds two lives.
+        world.lose_to(second);
+        world.publish(40);
+        world.disconnect();
+        driver.consumer.after_loss(AfterLoss::PulledBack);
+        driver.finish();
+        assert_eq!(twice(&driver), NONE, "cut at 611, then at {second}");
+    }
 }
 
 #[test]
