@@ -13,6 +13,8 @@ mod ledger;
 mod memory_stream;
 mod observer;
 mod record;
+#[cfg(any(test, feature = "testing"))]
+mod rng;
 #[cfg(test)]
 #[allow(clippy::pedantic, reason = "a model reads best as long, flat code")]
 mod sim;
@@ -20,6 +22,8 @@ mod sink;
 mod skip;
 mod source;
 mod store;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod trust;
 mod witness;
 
@@ -35,6 +39,9 @@ pub mod docs {
     pub mod guarantees {}
     #[doc = include_str!("docs/running.md")]
     pub mod running {}
+    #[cfg(feature = "testing")]
+    #[doc = include_str!("docs/sinks.md")]
+    pub mod sinks {}
     #[doc = include_str!("docs/testing.md")]
     pub mod testing {}
 }

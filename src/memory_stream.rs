@@ -1,7 +1,9 @@
 //! A stream in memory, to try a guard or a sink without a server.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
+use async_nats::HeaderMap;
 use bytes::Bytes;
 use futures_util::future::{self, BoxFuture};
 
@@ -20,6 +22,7 @@ struct Inner {
     records: Vec<Record>,
     last: u64,
     clock: i64,
+    created: i64,
 }
 
 const SECOND: i64 = 1_000_000_000;
@@ -32,12 +35,32 @@ impl MemoryStream {
 
     /// Publishes a message; returns it as it would be delivered.
     pub fn publish(&self, subject: &str, payload: impl Into<Bytes>) -> Record {
+        self.publish_with_headers(subject, HeaderMap::new(), payload)
+    }
+
+    /// The same with headers.
+    pub fn publish_with_headers(&self, subject: &str, headers: HeaderMap, payload: impl Into<Bytes>) -> Record {
         let mut inner = self.lock();
         inner.last += 1;
         inner.clock += SECOND;
-        let record = Record::new(inner.last, inner.clock, subject, payload);
+        let record = Record::new(inner.last, inner.clock, subject, payload).with_headers(headers);
         inner.records.push(record.clone());
         record
+    }
+
+    /// Lets so much time pass before the next message, beside the second that passes anyway; at most some 292 years.
+    pub fn pass(&self, time: Duration) {
+        let mut inner = self.lock();
+        inner.clock = inner.clock.saturating_add(i64::try_from(time.as_nanos()).unwrap_or(i64::MAX));
+    }
+
+    /// Deletes the stream and makes it anew under its name: empty, numbers from 1 on, another creation time.
+    pub fn recreate(&self) {
+        let mut inner = self.lock();
+        inner.records.clear();
+        inner.last = 0;
+        inner.clock += SECOND;
+        inner.created = inner.clock;
     }
 
     /// Loses the messages above this sequence, as a server does in a power cut: the next message gets the number of a lost
@@ -68,7 +91,7 @@ impl Observer for MemoryStream {
         let inner = self.lock();
         let first = inner.records.first().map_or(inner.last + 1, |record| record.sequence);
         let last_published = inner.records.last().map_or(0, |record| record.published);
-        Box::pin(future::ready(Ok(StreamView::new(0, first, inner.last, last_published))))
+        Box::pin(future::ready(Ok(StreamView::new(inner.created, first, inner.last, last_published))))
     }
 
     fn read(&self, sequence: u64) -> BoxFuture<'_, Result<Reading, ObserveError>> {
@@ -85,5 +108,40 @@ impl Observer for MemoryStream {
     fn next(&self, sequence: u64) -> BoxFuture<'_, Result<Option<Witness>, ObserveError>> {
         let found = self.lock().records.iter().find(|record| record.sequence >= sequence).map(witness);
         Box::pin(future::ready(Ok(found)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn now<T>(future: BoxFuture<'_, T>) -> T {
+        futures_util::FutureExt::now_or_never(future).expect("answers at once")
+    }
+
+    #[test]
+    fn a_stream_made_anew_is_empty_and_another_one() {
+        let stream = MemoryStream::new();
+        let old = stream.publish("a", "1");
+        let before = now(stream.stream()).unwrap();
+        stream.recreate();
+        let after = now(stream.stream()).unwrap();
+        assert_eq!((after.first, after.last), (1, 0));
+        assert!(after.created > before.created);
+        assert_eq!(now(stream.read(1)).unwrap(), Reading::Above);
+        let new = stream.publish("a", "1");
+        assert_eq!(new.sequence, old.sequence);
+        assert!(new.published > after.created && after.created > old.published);
+    }
+
+    #[test]
+    fn time_passes_and_headers_are_delivered() {
+        let stream = MemoryStream::new();
+        stream.pass(Duration::from_millis(250));
+        let mut headers = HeaderMap::new();
+        headers.append("Name", "value");
+        let record = stream.publish_with_headers("a", headers.clone(), "1");
+        assert_eq!((record.published, record.headers), (SECOND + SECOND / 4, headers));
+        assert_eq!(stream.publish("a", "2").published, 2 * SECOND + SECOND / 4);
     }
 }

@@ -15,7 +15,6 @@ mod hand;
 mod held;
 mod life;
 mod lives;
-mod rng;
 mod server;
 mod sink;
 mod store;
@@ -26,9 +25,9 @@ use std::future::Future;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 
+pub(crate) use crate::rng::Rng;
 pub(crate) use consumer::{AfterLoss, Consumer};
 pub(crate) use driver::{Driver, Stop};
-pub(crate) use rng::Rng;
 pub(crate) use server::Server;
 pub(crate) use sink::{Disk, Partial, Recover, TestSink};
 pub(crate) use store::TestStore;

@@ -34,6 +34,8 @@ const WALLS: &[(&[&str], &[&str])] = &[
         ],
         &["tokio", ".await", "async ", "Client", "Instant", "std::fs"],
     ),
+    // The kit runs on whatever runtime its user has, and never waits for a clock.
+    (&["testing"], &["jetstream", "tokio", "std::fs", "std::thread", "Instant", "SystemTime", "sleep", "crate::sim"]),
     (&["observer.rs", "sink.rs", "error.rs", "source.rs", "dead_letter.rs"], &["jetstream", "tokio", "std::fs"]),
 ];
 

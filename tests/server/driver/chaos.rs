@@ -4,7 +4,7 @@
 //! that fails prints its seed and what happened in it.
 
 mod accident;
-#[path = "../../../src/sim/rng.rs"]
+#[path = "../../../src/rng.rs"]
 mod rng;
 
 use std::collections::{HashMap, HashSet};
