@@ -18,6 +18,8 @@ use crate::source::Source;
 /// driver was given.
 ///
 /// "Durable through sequence N" cannot be said, on purpose: redelivery breaks order, so a high-water mark loses messages.
+///
+/// The feature `testing` has a conformance kit that an author runs on a sink.
 pub trait Sink: Send {
     /// What goes wrong.
     type Error: std::error::Error + Send + Sync + 'static;

@@ -55,8 +55,9 @@ impl Conformance {
         self
     }
 
-    /// At most so many cases of each scenario; at least 1. A case is some ten flushes: with a database that takes 5 ms for
-    /// one, 100 cases are a minute in all. Where there are more places to die at than that, the seed chooses.
+    /// At most so many cases of each scenario; at least 1. 100 cases are some 2,500 flushes and 2,000 openings in all: a
+    /// quarter of a minute with a database that takes 5 ms for each. Where there are more places to die at than cases, the
+    /// seed chooses.
     pub const fn cases(mut self, cases: u64) -> Self {
         self.cases = if cases == 0 { 1 } else { cases };
         self

@@ -152,17 +152,18 @@ impl<'a, S: Storage> Life<'a, S> {
         let opening =
             Guard::open(self.source.clone(), Watched::new(sink, self.watch.clone()), store, self.stream.clone());
         let opened = self.watch.run(opening).await;
+        // What the sink said counts, also if the opening came no further: it may be in a checkpoint by now.
         let recovered = std::mem::take(&mut self.watch.notes().recovered);
-        let guard = match opened {
-            None => return Err(Stop::Died),
-            Some(Err(error)) => return Err(self.failed(&error, matches!(error, OpenError::Sink(_)))),
-            Some(Ok(guard)) => guard,
-        };
         self.see(Promise::Kept).await?;
         for recovered in &recovered {
             let named = self.books.named(&self.source, recovered);
             self.books.recovered(named)?;
         }
+        let guard = match opened {
+            None => return Err(Stop::Died),
+            Some(Err(error)) => return Err(self.failed(&error, matches!(error, OpenError::Sink(_)))),
+            Some(Ok(guard)) => guard,
+        };
         self.books.opened(guard.coverage());
         // An exact sink speaks against the checkpoint, and its claims have one witness for a run of records: what a fork left
         // of a run is written again after the next opening.

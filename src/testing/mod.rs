@@ -111,7 +111,7 @@ pub trait Storage: Send + Sync {
     ///
     /// # Errors
     ///
-    /// If the storage cannot be read, or holds what is no record.
+    /// If the storage cannot be read, or holds what is no record; that breaks [`Promise::Faithful`].
     fn held(&self, source: &Source) -> impl Future<Output = Result<Vec<Held>, SinkFailure>> + Send;
 
     /// The power goes: forget what was never synced. Called at crashes, when all sinks were dropped.

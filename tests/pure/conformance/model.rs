@@ -28,6 +28,10 @@ pub(crate) enum Flaw {
     ClaimLast,
     /// Keeps the claim of every second flush only.
     DropsClaims,
+    /// Reports the claim of the newest flush only, as if it were a mark that all is below.
+    NewestClaim,
+    /// Leaves out what lies below its highest sequence.
+    SkipsBelow,
     /// Reports what it does not sync first.
     RecoversUnsynced,
     /// Says `Exactly`, and leaves out what the checkpoint has.
@@ -227,7 +231,7 @@ impl Storage for Model {
         } else {
             Vec::new()
         };
-        Ok(ModelSink { model: self.clone(), source: source.clone(), buffer: journal, flushes: 0 })
+        Ok(ModelSink { model: self.clone(), source: source.clone(), buffer: journal, flushes: 0, highest: 0 })
     }
 
     async fn held(&self, source: &Source) -> Result<Vec<Held>, SinkFailure> {
@@ -259,6 +263,7 @@ pub(crate) struct ModelSink {
     source: Source,
     buffer: Vec<Record>,
     flushes: u64,
+    highest: u64,
 }
 
 const BOUND: usize = 45;
@@ -355,6 +360,9 @@ impl Sink for ModelSink {
         if flaw == Flaw::ReplaysJournal {
             self.model.disk().journal.push((self.source.clone(), record.clone()));
         }
+        if flaw == Flaw::SkipsBelow && record.sequence < std::mem::replace(&mut self.highest, record.sequence) {
+            return Ok(Written::Accepted);
+        }
         let full = self.buffer.len() + 1 >= BOUND;
         if !(full && flaw == Flaw::LosesWhenFull) {
             self.buffer.push(record);
@@ -419,6 +427,9 @@ impl Sink for ModelSink {
                 continue;
             }
             claims.push(claim);
+        }
+        if build.flaw == Flaw::NewestClaim {
+            claims = claims.pop().into_iter().collect();
         }
         Ok(match build.kind {
             Kind::Exactly => Recovered::Exactly { from: 1, claims },
