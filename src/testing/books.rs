@@ -192,6 +192,27 @@ impl Books {
         Ok(())
     }
 
+    /// What the sink listed of a range of sequences: must be held now, and from now on, and be all of each sequence.
+    pub(super) fn listed(&mut self, listed: &[RecordId]) -> Result<(), Found> {
+        let keys: BTreeSet<RecordId> = listed.iter().map(|id| self.key(*id)).collect();
+        let known = keys.iter().filter_map(|key| self.messages.get(key)).map(|message| message.record.id());
+        let named: BTreeSet<RecordId> = known.collect();
+        let lost = self.missing(&named);
+        if named.len() < keys.len() || !lost.is_empty() {
+            let what = format!("records_in names {}, of which not held: {}", list(listed), list(&lost));
+            return Err(Found::of(Promise::Claimed, what).with_lost(lost));
+        }
+        let sequences: BTreeSet<u64> = named.iter().map(|id| id.sequence).collect();
+        let hidden = self.counts.keys().filter(|id| sequences.contains(&id.sequence) && !named.contains(id));
+        let hidden: Vec<RecordId> = hidden.copied().collect();
+        if !hidden.is_empty() {
+            let what = format!("records_in names one record of a sequence and not the other: {}", list(&hidden));
+            return Err(Found::of(Promise::Answered, what));
+        }
+        self.owed.extend(named);
+        Ok(())
+    }
+
     /// What of these was not held when last looked at.
     pub(super) fn missing(&self, ids: &BTreeSet<RecordId>) -> Vec<RecordId> {
         ids.iter().filter(|id| !self.counts.contains_key(id)).copied().collect()

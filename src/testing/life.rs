@@ -159,6 +159,7 @@ impl<'a, S: Storage> Life<'a, S> {
             let named = self.books.named(&self.source, recovered);
             self.books.recovered(named)?;
         }
+        self.compare_lists()?;
         let guard = match opened {
             None => return Err(Stop::Died),
             Some(Err(error)) => return Err(self.failed(&error, matches!(error, OpenError::Sink(_)))),
@@ -184,6 +185,24 @@ impl<'a, S: Storage> Life<'a, S> {
         self.exact && self.books.lives() > 1
     }
 
+    /// Compares what the sink listed meanwhile, if it was asked.
+    pub(super) async fn see_lists(&mut self) -> Result<(), Stop> {
+        if self.watch.notes().listed.is_empty() {
+            return Ok(());
+        }
+        self.see(Promise::Kept).await?;
+        self.compare_lists()
+    }
+
+    /// The same with what was just seen to be held.
+    fn compare_lists(&mut self) -> Result<(), Stop> {
+        let lists = std::mem::take(&mut self.watch.notes().listed);
+        for listed in lists {
+            self.books.listed(&listed)?;
+        }
+        Ok(())
+    }
+
     /// A sink that nobody watches.
     pub(super) async fn new_sink(&mut self) -> Result<S::Sink, Stop> {
         match self.storage.open(&self.source).await {
@@ -202,6 +221,7 @@ impl<'a, S: Storage> Life<'a, S> {
                 self.messages.iter().map(|record| record.sequence).filter(|s| !self.acked.contains(s)).collect();
             let Some(guard) = self.guard.as_mut() else { return broken(Promise::Works, "there is no guard") };
             let permits = self.watch.run(guard.begin_session()).await;
+            self.see_lists().await?;
             let permits = self.outcome(permits)?;
             let moved = permits.move_to().is_some();
             self.obey(&permits).await?;

@@ -16,7 +16,7 @@ pub enum Promise {
     Synced,
     /// Nothing is held twice: by a sink that recovers never, by another only what was in flight at a crash.
     Once,
-    /// What `recover` names is held.
+    /// What `recover` and `records_in` name is held.
     Claimed,
     /// A record is held as it was given: subject, payload, publish time, and headers where they can be read back.
     Faithful,
@@ -24,7 +24,8 @@ pub enum Promise {
     LivesApart,
     /// Another source in the same storage leaves this one's records alone.
     SourcesApart,
-    /// A sink says only what it may: a flush names records that it was given, and leaves nothing when everything is due.
+    /// A sink says only what it may: a flush names records that it was given, and leaves nothing when everything is due;
+    /// `records_in` names all of a sequence that it names.
     Answered,
     /// A sink works as long as nothing around it fails, and after a failure a new one over the same storage does.
     Works,
@@ -36,7 +37,7 @@ impl Promise {
             Self::Kept => "what is called durable is kept",
             Self::Synced => "what is called durable, or recovered, survives a power cut",
             Self::Once => "nothing is written twice",
-            Self::Claimed => "what recover names is held",
+            Self::Claimed => "what recover or records_in names is held",
             Self::Faithful => "a record is held as it was given",
             Self::LivesApart => "two lives of a stream never share a name",
             Self::SourcesApart => "two sources in one storage do not touch each other",

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::future::{Future, pending, poll_fn};
+use std::ops::RangeInclusive;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
@@ -51,6 +52,8 @@ pub(super) struct Notes {
     pub(super) durable: Vec<RecordId>,
     pub(super) rejected: Vec<RecordId>,
     pub(super) recovered: Vec<Recovered>,
+    /// What the sink answered when it was asked which records of a range it holds.
+    pub(super) listed: Vec<Vec<RecordId>>,
     pub(super) writes: u64,
     /// Writes of records that the sink took.
     pub(super) taken: u64,
@@ -280,6 +283,18 @@ impl<S: Sink> Sink for Watched<S> {
         self.watch.notes().recovered.push(recovered.clone());
         self.watch.pass("after the sink said what it holds").await?;
         Ok(recovered)
+    }
+
+    async fn records_in(
+        &mut self,
+        source: &Source,
+        sequences: RangeInclusive<u64>,
+    ) -> Result<Vec<RecordId>, Self::Error> {
+        self.watch.pass("before the sink says which records it holds").await?;
+        let named = self.inner.records_in(source, sequences).await;
+        let named = named.map_err(|error| Self::failed(&self.watch, error))?;
+        self.watch.notes().listed.push(named.clone());
+        Ok(named)
     }
 }
 

@@ -37,6 +37,10 @@ pub(super) async fn alone<S: Storage>(life: &mut Life<'_, S>) -> Result<(), Stop
                     called("flush", sink.flush(Flush::without_guard(Reason::Due)).await)?;
                 }
             }
+            // What is only with the sink is not to be listed.
+            called("records_in", sink.records_in(&life.source, 0..=u64::MAX).await)?;
+            life.listen()?;
+            life.see_lists().await?;
             called("flush", sink.flush(Flush::without_guard(reason)).await)?;
             life.watch.step(format!("flushed {size} records, {reason:?}"));
             life.listen()?;
@@ -231,12 +235,22 @@ async fn ask<S: Storage>(life: &mut Life<'_, S>, covered: &Coverage) -> Result<(
     let plain = called("recover", sink.recover(&source).await)?;
     let beyond_nothing = called("recover_beyond", sink.recover_beyond(&source, &Coverage::default()).await)?;
     let beyond = called("recover_beyond", sink.recover_beyond(&source, covered).await)?;
+    let last = life.last();
+    let mut lists = Vec::new();
+    for range in [0..=u64::MAX, last / 2..=last, last..=last, last + 1_000..=u64::MAX] {
+        let listed = called("records_in", sink.records_in(&source, range.clone()).await)?;
+        // What lies elsewhere is of no use, and no mistake.
+        lists.push(listed.into_iter().filter(|id| range.contains(&id.sequence)).collect::<Vec<_>>());
+    }
     drop(sink);
     life.watch.step("the sink was asked what it holds");
     life.see(Promise::Kept).await?;
     let named = life.books.named(&source, &plain);
     for recovered in [&plain, &beyond_nothing, &beyond] {
         life.books.recovered(life.books.named(&source, recovered))?;
+    }
+    for listed in lists {
+        life.books.listed(&listed)?;
     }
     // What it does not name is written again, also if the checkpoint has it.
     if let Recovered::Exactly { from, .. } = &beyond {

@@ -50,7 +50,7 @@ async fn other_seeds_find_nothing_in_right_sinks_either() {
 }
 
 /// Each mistake, on a sink of this kind, and what it breaks.
-const WRONG: [(Kind, Flaw, Promise); 31] = [
+const WRONG: [(Kind, Flaw, Promise); 33] = [
     (Kind::Plain, Flaw::NoSync, Promise::Synced),
     (Kind::AtLeast, Flaw::NoSync, Promise::Synced),
     (Kind::Plain, Flaw::NoDirectorySync, Promise::Synced),
@@ -64,6 +64,7 @@ const WRONG: [(Kind, Flaw, Promise); 31] = [
     (Kind::Plain, Flaw::DropsEmpty, Promise::Kept),
     (Kind::Plain, Flaw::SkipsBelow, Promise::Kept),
     (Kind::AtLeast, Flaw::ClaimsAll, Promise::Claimed),
+    (Kind::Plain, Flaw::ListsBuffer, Promise::Claimed),
     (Kind::AtLeast, Flaw::ClaimFirst, Promise::Claimed),
     (Kind::AtLeast, Flaw::ClaimLast, Promise::Once),
     (Kind::AtLeast, Flaw::DropsClaims, Promise::Once),
@@ -79,6 +80,7 @@ const WRONG: [(Kind, Flaw, Promise); 31] = [
     (Kind::Plain, Flaw::LosesHeaders, Promise::Faithful),
     (Kind::Plain, Flaw::MendsSubjects, Promise::Faithful),
     (Kind::Plain, Flaw::NamesUnknown, Promise::Answered),
+    (Kind::Plain, Flaw::ListsNewest, Promise::Answered),
     (Kind::Plain, Flaw::KeepsBack, Promise::Answered),
     (Kind::Plain, Flaw::RejectsInSilence, Promise::Answered),
     (Kind::Plain, Flaw::FailsWhenEmpty, Promise::Works),

@@ -1,6 +1,7 @@
 //! A storage in memory with a page cache, and sinks over it: right ones, and ones with one mistake.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use replay_guard::testing::{Held, Hook, Storage};
@@ -44,6 +45,10 @@ pub(crate) enum Flaw {
     NamesLossySource,
     /// After an error of the storage throws its buffer away and says `All`.
     SwallowsErrors,
+    /// Lists records that are not durable yet.
+    ListsBuffer,
+    /// Lists one record of a sequence of which it holds two.
+    ListsNewest,
     /// Names records that it was never given.
     NamesUnknown,
     /// Names records that it keeps in memory only.
@@ -435,5 +440,24 @@ impl Sink for ModelSink {
             Kind::Exactly => Recovered::Exactly { from: 1, claims },
             _ => Recovered::AtLeast(claims),
         })
+    }
+
+    async fn records_in(&mut self, source: &Source, sequences: RangeInclusive<u64>) -> Result<Vec<RecordId>, Full> {
+        let flaw = self.model.build.flaw;
+        if self.model.build.kind == Kind::Plain && !matches!(flaw, Flaw::ListsBuffer | Flaw::ListsNewest) {
+            return Ok(Vec::new());
+        }
+        self.model.sync_directory().await?;
+        let mut ids: Vec<RecordId> =
+            self.model.files(source).iter().flat_map(|file| &file.records).map(Record::id).collect();
+        if flaw == Flaw::ListsBuffer {
+            ids.extend(self.buffer.iter().map(Record::id));
+        }
+        ids.retain(|id| sequences.contains(&id.sequence));
+        if flaw == Flaw::ListsNewest {
+            let newest: BTreeMap<u64, RecordId> = ids.iter().map(|id| (id.sequence, *id)).collect();
+            ids = newest.into_values().collect();
+        }
+        Ok(ids)
     }
 }
