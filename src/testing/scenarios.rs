@@ -44,7 +44,8 @@ pub enum Scenario {
     Recreated,
     /// The checkpoint is lost altogether, and all is delivered again.
     CheckpointLost,
-    /// What `recover`, `recover_beyond` and `records_in` say, compared with what is held.
+    /// What `recover`, `recover_beyond` and `records_in` say after a death in a flush, compared with what is held, and held
+    /// after a power cut.
     Recover,
     /// Several sources beside each other in one storage, with names that look alike and the same sequences and times.
     Sources,

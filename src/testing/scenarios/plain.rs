@@ -220,7 +220,15 @@ pub(super) async fn recover<S: Storage>(life: &mut Life<'_, S>) -> Result<(), St
         }
         life.archive(3).await?;
         let covered = life.coverage();
-        life.crash(Crash::KILL).await?;
+        // What the process was about to make durable when it died may be there, and not be synced.
+        life.publish(2);
+        while life.deliver_next().await? {}
+        let waits = life.rng.below(12);
+        life.watch.cut_off_after(waits);
+        match life.flush(Reason::Due).await {
+            Ok(()) | Err(Stop::Died) => life.crash(Crash::KILL).await?,
+            Err(broken) => return Err(broken),
+        }
         ask(life, &covered).await?;
         if round == 2 {
             life.lose_above(life.last() / 2);
@@ -235,22 +243,12 @@ async fn ask<S: Storage>(life: &mut Life<'_, S>, covered: &Coverage) -> Result<(
     let plain = called("recover", sink.recover(&source).await)?;
     let beyond_nothing = called("recover_beyond", sink.recover_beyond(&source, &Coverage::default()).await)?;
     let beyond = called("recover_beyond", sink.recover_beyond(&source, covered).await)?;
-    let last = life.last();
-    let mut lists = Vec::new();
-    for range in [0..=u64::MAX, last / 2..=last, last..=last, last + 1_000..=u64::MAX] {
-        let listed = called("records_in", sink.records_in(&source, range.clone()).await)?;
-        // What lies elsewhere is of no use, and no mistake.
-        lists.push(listed.into_iter().filter(|id| range.contains(&id.sequence)).collect::<Vec<_>>());
-    }
     drop(sink);
     life.watch.step("the sink was asked what it holds");
     life.see(Promise::Kept).await?;
     let named = life.books.named(&source, &plain);
     for recovered in [&plain, &beyond_nothing, &beyond] {
         life.books.recovered(life.books.named(&source, recovered))?;
-    }
-    for listed in lists {
-        life.books.listed(&listed)?;
     }
     // What it does not name is written again, also if the checkpoint has it.
     if let Recovered::Exactly { from, .. } = &beyond {
@@ -261,6 +259,27 @@ async fn ask<S: Storage>(life: &mut Life<'_, S>, covered: &Coverage) -> Result<(
             let what = format!("recover_beyond says Exactly and does not name what is held: {}", list(&missing));
             return broken(Promise::Once, what);
         }
+    }
+    life.power_cut().await?;
+    lists(life).await
+}
+
+/// Which records the sink lists, asked of a new one, so that what it syncs then is not what was reported before.
+async fn lists<S: Storage>(life: &mut Life<'_, S>) -> Result<(), Stop> {
+    let mut sink = life.new_sink().await?;
+    let source = life.source.clone();
+    let last = life.last();
+    let mut lists = Vec::new();
+    for range in [0..=u64::MAX, last / 2..=last, last..=last, last + 1_000..=u64::MAX] {
+        let listed = called("records_in", sink.records_in(&source, range.clone()).await)?;
+        // What lies elsewhere is of no use, and no mistake.
+        lists.push(listed.into_iter().filter(|id| range.contains(&id.sequence)).collect::<Vec<_>>());
+    }
+    drop(sink);
+    life.watch.step("the sink was asked which records it holds");
+    life.see(Promise::Kept).await?;
+    for listed in lists {
+        life.books.listed(&listed)?;
     }
     life.power_cut().await
 }

@@ -112,7 +112,7 @@ const FOUND_BY: [(Scenario, Kind, Flaw, Promise); 14] = [
     (Scenario::Fork, Kind::Plain, Flaw::NamesBySequence, Promise::LivesApart),
     (Scenario::Recreated, Kind::Plain, Flaw::NamesBySequence, Promise::LivesApart),
     (Scenario::CheckpointLost, Kind::AtLeast, Flaw::NewestClaim, Promise::Once),
-    (Scenario::Recover, Kind::AtLeast, Flaw::ClaimsAll, Promise::Claimed),
+    (Scenario::Recover, Kind::AtLeast, Flaw::RecoversUnsynced, Promise::Synced),
     (Scenario::Sources, Kind::Plain, Flaw::NamesLossySource, Promise::SourcesApart),
     (Scenario::Lives, Kind::AtLeast, Flaw::ClaimFirst, Promise::Claimed),
 ];
