@@ -86,13 +86,15 @@ pub(crate) struct Build {
     /// Makes durable only what is in an even place, unless everything is due.
     pub(crate) partial: bool,
     pub(crate) flaw: Flaw,
+    /// Says which records of a range it holds.
+    pub(crate) lists: bool,
     /// Rejects payloads that are no text.
     pub(crate) rejects_binary: bool,
 }
 
 impl Build {
     pub(crate) const fn right(kind: Kind, partial: bool) -> Self {
-        Self { kind, partial, flaw: Flaw::None, rejects_binary: false }
+        Self { kind, partial, flaw: Flaw::None, lists: true, rejects_binary: false }
     }
 
     pub(crate) const fn wrong(kind: Kind, flaw: Flaw) -> Self {
@@ -444,7 +446,7 @@ impl Sink for ModelSink {
 
     async fn records_in(&mut self, source: &Source, sequences: RangeInclusive<u64>) -> Result<Vec<RecordId>, Full> {
         let flaw = self.model.build.flaw;
-        if self.model.build.kind == Kind::Plain && !matches!(flaw, Flaw::ListsBuffer | Flaw::ListsNewest) {
+        if !self.model.build.lists {
             return Ok(Vec::new());
         }
         self.model.sync_directory().await?;
