@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use replay_guard::async_nats::jetstream::{self, Context};
 use replay_guard::jetstream::Denials;
-use replay_guard::{Driver, DriverError, Ended, MemoryStore, Sink, Source, Start};
+use replay_guard::{CheckpointStore, Driver, DriverError, Ended, FileStore, MemoryStore, Sink, Source, Start};
 use tokio::sync::watch;
 
 use crate::connect::connect;
@@ -36,6 +36,15 @@ pub trait Target: Clone + Send + Sync + 'static {
 
     /// Whether it was a setting that failed an opening, so that trying again does not help.
     fn is_setting(error: &<Self::Sink as Sink>::Error) -> bool;
+
+    /// Where the checkpoint is kept: in the job's directory, if the target has no better place. Made after the sink, at
+    /// each opening.
+    fn store(&self, job: &Job, source: &Source) -> Box<dyn CheckpointStore> {
+        match &job.state {
+            Some(directory) => Box::new(FileStore::new(directory, source)),
+            None => Box::new(MemoryStore::new()),
+        }
+    }
 }
 
 /// What is to be archived.
@@ -47,7 +56,7 @@ pub struct Job {
     pub filters: Vec<String>,
     /// Name of the durable consumer.
     pub consumer: String,
-    /// Directory of the checkpoint. None: what the target recovers stands for it.
+    /// Directory of the checkpoint. None: the target keeps it, or what the target recovers stands for it.
     pub state: Option<PathBuf>,
     /// When to flush.
     pub flush: FlushSettings,
@@ -164,10 +173,8 @@ async fn open<T: Target>(
         .flush_every(job.flush.records as u64, job.flush.after)
         .flush_bytes(job.flush.bytes as u64)
         .denials(job.denials.clone());
-    builder = match &job.state {
-        Some(directory) => builder.state_dir(directory),
-        None => builder.store(|_| Box::new(MemoryStore::new())),
-    };
+    let (keeper, kept) = (target.clone(), job.clone());
+    builder = builder.store(move |source| keeper.store(&kept, source));
     if let Some(start) = job.start {
         builder = builder.start(start);
     }
