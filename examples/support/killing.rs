@@ -93,12 +93,15 @@ pub async fn kill_again_and_again(
         kills += 1;
         between(kills).await?;
     }
-    let published = producer.await??;
+    let number = producer.await??;
     if kills < 3 {
         return Err(format!("the archiver was killed only {kills} times").into());
     }
 
     let mut process = Process::start("the archiver", &mut archiver())?;
+    // All may be done before it: it must be seen at work before it is told to stop.
+    jetstream.publish("killed.last", "the last message".into()).await?.await?;
+    let published = read_back(&jetstream, number + 1).await?;
     let deadline = Instant::now() + PATIENCE;
     while !is_done(&jetstream).await? {
         if let Some(status) = process.ended()? {
@@ -123,7 +126,8 @@ fn life(seed: u64, kills: usize) -> Duration {
     Duration::from_millis(100 + (mixed >> 32) % 400)
 }
 
-async fn publish(jetstream: Context, until: Instant) -> Result<Vec<Published>> {
+/// Publishes for a while: how many messages.
+async fn publish(jetstream: Context, until: Instant) -> Result<u64> {
     let mut number = 0;
     while Instant::now() < until {
         let mut acks = Vec::new();
@@ -136,9 +140,13 @@ async fn publish(jetstream: Context, until: Instant) -> Result<Vec<Published>> {
         }
         tokio::time::sleep(PAUSE).await;
     }
+    Ok(number)
+}
+
+async fn read_back(jetstream: &Context, last: u64) -> Result<Vec<Published>> {
     let stream = jetstream.get_stream(STREAM).await?;
     let mut published = Vec::new();
-    for sequence in 1..=number {
+    for sequence in 1..=last {
         let message = stream.get_raw_message(sequence).await?;
         published.push(Published {
             sequence,
