@@ -4,5 +4,5 @@
 mod cargo;
 
 fn main() -> std::process::ExitCode {
-    cargo::test(&["--package", "archiver-support"])
+    cargo::test(&["--package", "archiver-support", "--package", "postgres_archiver"])
 }
