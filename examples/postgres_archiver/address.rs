@@ -35,9 +35,15 @@ pub(crate) fn options(url: Option<&str>, ssl_mode: Option<&str>) -> Result<PgCon
     if let Some(mode) = ssl_mode {
         check_ssl_mode(mode, "PGSSLMODE")?;
     }
+    for name in ["PGSSLROOTCERT", "PGSSLCERT", "PGSSLKEY"] {
+        if let Ok(path) = std::env::var(name) {
+            check_file(&path, name)?;
+        }
+    }
     for (name, value) in url.query_pairs() {
         match &*name {
             "sslmode" => check_ssl_mode(&value, "sslmode")?,
+            "sslrootcert" | "sslcert" | "sslkey" => check_file(&value, &name)?,
             "user" | "options" => {}
             name if PARAMETERS.contains(&name) => {}
             name => return refused(format!("--database has the parameter {name:?}, which is not supported")),
@@ -62,6 +68,12 @@ pub(crate) fn place(options: &PgConnectOptions) -> String {
     format!("database {database} at {host}:{}", options.get_port())
 }
 
+/// The client would say that there is no such file, and not which.
+fn check_file(path: &str, name: &str) -> Result<(), SinkError> {
+    let found = std::fs::read(path).map(|_| ());
+    found.map_err(|error| SinkError::Setting(format!("{name}: cannot read {path:?}: {error}")))
+}
+
 fn check_ssl_mode(mode: &str, name: &str) -> Result<(), SinkError> {
     if SSL_MODES.contains(&mode) {
         return Ok(());
@@ -79,11 +91,12 @@ mod tests {
 
     #[test]
     fn a_url_is_understood() -> Result<(), SinkError> {
-        let found = options(Some("postgresql://u:p@h:5/d?sslmode=verify-full&sslrootcert=/c"), None)?;
+        let found = options(Some("postgresql://u:p@h:5/d?sslmode=verify-full&application_name=x"), None)?;
         assert_eq!(place(&found), "database d at h:5");
-        assert_eq!(found.get_application_name(), Some("postgres_archiver"));
+        assert_eq!(found.get_application_name(), Some("x"));
         let found = options(Some("postgres:///d?host=/run/pg&user=u"), None)?;
         assert_eq!(place(&found), "database d at /run/pg:5432");
+        assert_eq!(found.get_application_name(), Some("postgres_archiver"));
         Ok(())
     }
 
@@ -94,6 +107,7 @@ mod tests {
             ("postgres://u:secret@h/d?sslmode=allow", "allow"),
             ("postgres://u:secret@h/d?target_session_attrs=read-write", "target_session_attrs"),
             ("postgres://u:secret@h/d?pasword=secret", "pasword"),
+            ("postgres://u:secret@h/d?sslrootcert=/not/there", "/not/there"),
             ("postgres://u:secret@h:99999/d", "port"),
             ("postgres://u:secret@h,i/d", "several hosts"),
             ("mysql://u:secret@h/d", "postgres://"),

@@ -97,11 +97,8 @@ pub(crate) fn sql(action: &'static str) -> impl Fn(sqlx::Error) -> SinkError {
 fn is_setting(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Configuration(_) | sqlx::Error::Tls(_) | sqlx::Error::Protocol(_) => true,
-        // What rustls refuses, such as an untrusted certificate; and files of certificates that are not there.
-        sqlx::Error::Io(error) => matches!(
-            error.kind(),
-            std::io::ErrorKind::InvalidData | std::io::ErrorKind::NotFound | std::io::ErrorKind::PermissionDenied
-        ),
+        // What rustls refuses, such as an untrusted certificate. A socket that is not there may come.
+        sqlx::Error::Io(error) => error.kind() == std::io::ErrorKind::InvalidData,
         sqlx::Error::Database(error) => {
             error.try_downcast_ref::<PgDatabaseError>().is_some_and(|error| is_setting_code(error.code()))
         }
@@ -139,6 +136,8 @@ mod tests {
         assert!(!SinkError::Closed.is_setting());
         let refused = sqlx::Error::Io(std::io::ErrorKind::ConnectionRefused.into());
         assert!(!sql("connect")(refused).is_setting());
+        let no_socket = sqlx::Error::Io(std::io::ErrorKind::NotFound.into());
+        assert!(!sql("connect")(no_socket).is_setting());
         let untrusted = sqlx::Error::Io(std::io::ErrorKind::InvalidData.into());
         assert!(sql("connect")(untrusted).is_setting());
     }

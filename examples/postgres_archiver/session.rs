@@ -219,13 +219,11 @@ impl Transaction<'_> {
     pub(crate) async fn begin(&self, connection: &mut PgConnection) -> Result<(), SinkError> {
         let error = sql("begin a transaction");
         connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE").await.map_err(&error)?;
-        // `remote_apply` is more than `on`; all else is less. A statement's time limit would end the wait for a standby as if
-        // the standby had answered.
-        let (epoch, level, limit): (i64, String, String) = sqlx::query_as(&self.schema.statement(
+        // `remote_apply` is more than `on`; all else is less.
+        let (epoch, level): (i64, String) = sqlx::query_as(&self.schema.statement(
             "SELECT epoch,
                 set_config('synchronous_commit',
-                    CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true),
-                set_config('statement_timeout', '0', true)
+                    CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true)
              FROM $schema.sources WHERE id = $1 FOR UPDATE",
         ))
         .bind(self.lease.source)
@@ -236,10 +234,9 @@ impl Transaction<'_> {
         if epoch != self.lease.epoch {
             return Err(SinkError::Fenced { place: self.place.to_owned() });
         }
-        if !["on", "remote_apply"].contains(&level.as_str()) || limit != "0" {
+        if !["on", "remote_apply"].contains(&level.as_str()) {
             return Err(SinkError::Setting(format!(
-                "synchronous_commit is {level} and statement_timeout {limit} though they were set: what is committed may \
-                 not be durable"
+                "synchronous_commit is {level} though it was set: what is committed may not be durable"
             )));
         }
         Ok(())
