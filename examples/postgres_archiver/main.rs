@@ -22,8 +22,8 @@
 //!   1,024 are kept, and none need be read through at the opening of an archive of years.
 //! - One connection holds the source's lock, and each transaction first proves, on a locked row, that no other archiver has
 //!   come since. An old transaction that still runs is waited for.
-//! - What the guard offers again all the same (after a fork within a flush, or where checkpoint and claims were deleted) meets
-//!   the key: the same message is left as it is, and counted in the log; another message in its place is an error, and nothing
+//! - After a fork within a flush the table says which records it holds, so that none of those that stand is written again.
+//! - What the guard offers again all the same (where it is in doubt, or checkpoint and claims were deleted) meets the key: the same message is left as it is, and counted in the log; another message in its place is an error, and nothing
 //!   of that transaction is stored.
 //!
 //! # Housekeeping

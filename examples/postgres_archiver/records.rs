@@ -15,6 +15,9 @@ const KEEP: i64 = 1_024;
 /// Rows go to the server in pieces of about this many bytes, so that a flush is not in memory twice.
 const PIECE: usize = 256 << 10;
 
+/// About how many records are named where one asks which are there.
+const SOME: i64 = 256;
+
 /// What became of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Inserted {
@@ -26,8 +29,8 @@ pub(crate) struct Inserted {
 
 /// Stores all rows and the claim, or nothing.
 ///
-/// The guard offers a record again that the table holds after a fork, for what it cannot tell apart is written, and where the
-/// checkpoint is lost. Such a row is left as it is if it is the same message; if it is another, nothing is stored.
+/// The guard offers a record again that the table holds where the checkpoint is lost, and after a fork whatever it cannot tell
+/// apart. Such a row is left as it is if it is the same message; if it is another, nothing is stored.
 pub(crate) async fn insert(
     connection: &mut PgConnection,
     transaction: &Transaction<'_>,
@@ -153,4 +156,27 @@ pub(crate) async fn claims(
         claims.push(((first, first_ns), (last, last_ns), claim));
     }
     Ok((claims, false))
+}
+
+/// Some of the records in a range of sequences, evenly spread where there are many: all of each sequence that is named.
+pub(crate) async fn some(
+    connection: &mut PgConnection,
+    schema: &Schema,
+    source: i32,
+    (first, last): (i64, i64),
+) -> Result<Vec<(i64, i64)>, SinkError> {
+    let step = ((last - first) / SOME).saturating_add(1);
+    sqlx::query_as(&schema.statement(
+        "SELECT DISTINCT held.sequence, held.published_ns FROM generate_series(0, ($3 - $2) / $4) AS number
+         CROSS JOIN LATERAL (SELECT sequence FROM $schema.records
+            WHERE source = $1 AND sequence BETWEEN $2 + number * $4 AND $3 ORDER BY sequence LIMIT 1) AS picked
+         JOIN $schema.records AS held ON held.source = $1 AND held.sequence = picked.sequence",
+    ))
+    .bind(source)
+    .bind(first)
+    .bind(last)
+    .bind(step)
+    .fetch_all(connection)
+    .await
+    .map_err(sql("look which records are there"))
 }

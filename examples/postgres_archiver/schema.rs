@@ -133,6 +133,11 @@ impl Schema {
             .execute(&mut *connection)
             .await
             .map_err(error())?;
+        // The other one may have made them.
+        if self.missing(connection).await?.is_empty() {
+            connection.execute("ROLLBACK").await.map_err(error())?;
+            return Ok(());
+        }
         let there: (bool,) = sqlx::query_as("SELECT to_regnamespace($1) IS NOT NULL")
             .bind(&self.quoted)
             .fetch_one(&mut *connection)

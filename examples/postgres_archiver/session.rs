@@ -134,6 +134,16 @@ impl Session {
         .await
     }
 
+    /// Some of the records with a sequence in this range.
+    pub(crate) async fn some(&mut self, range: (i64, i64)) -> Result<Vec<(i64, i64)>, SinkError> {
+        let (schema, source) = (self.access.schema.clone(), self.source);
+        self.work("look which records are there", move |mut connection| async move {
+            let some = records::some(&mut connection, &schema, source, range).await?;
+            Ok((connection, some))
+        })
+        .await
+    }
+
     /// Makes a checkpoint durable, in place of the one before.
     pub(crate) async fn save(&mut self, version: u16, body: Bytes) -> Result<(), SinkError> {
         let (schema, place) = (self.access.schema.clone(), self.place.clone());

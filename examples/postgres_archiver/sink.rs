@@ -1,5 +1,6 @@
 //! The sink: buffers records, and stores those of a flush with its claim in one transaction.
 
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use archiver_support::{Job, Progress, Target};
@@ -135,6 +136,17 @@ impl Sink for PostgresSink {
         }
         tracing::info!(claims = found, beyond_checkpoint = claims.len(), "looked at the database");
         Ok(Recovered::AtLeast(claims))
+    }
+
+    async fn records_in(
+        &mut self,
+        _source: &Source,
+        sequences: RangeInclusive<u64>,
+    ) -> Result<Vec<RecordId>, SinkError> {
+        let bound = |sequence: u64| i64::try_from(sequence).unwrap_or(i64::MAX);
+        let range = (bound(*sequences.start()), bound(*sequences.end()));
+        let found = self.session.lock().await.some(range).await?;
+        Ok(found.into_iter().filter_map(id).collect())
     }
 }
 

@@ -84,11 +84,19 @@ async fn sources_share_tables_and_nothing_else() -> Result<()> {
     rig.publish("s.a", EACH).await?;
     rig.publish("t.a", 2 * EACH).await?;
     rig.publish("t.b", 1).await?;
-    // They begin together, so both find no tables.
+    // They begin together, and all find no tables: one after the other makes them, or finds them made.
+    let held = rig.postgres.hold(
+        "BEGIN; SELECT pg_advisory_xact_lock(hashtextextended('replay-guard archive', 0)); SELECT pg_sleep(1000)",
+    )?;
     let mut one = rig.start(&mut rig.command(STREAM))?;
     let mut two = rig.start(&mut rig.command("T"))?;
     let mut filtered =
         rig.start(rig.command_with("T", "filtered", EACH, "0.1").args(["--filter", "t.b", "--filter", "t.\u{e9}'{}"]))?;
+    crate::rig::until("all wait for the one who makes them", async || {
+        Ok(rig.postgres.count("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")? == 3)
+    })
+    .await?;
+    drop(held);
     rig.caught_up(STREAM, &mut one).await?;
     rig.caught_up("T", &mut two).await?;
     crate::rig::until("the third has its message", async || Ok(rig.rows_if_any() == 3 * EACH as u64 + 2)).await?;
