@@ -348,6 +348,19 @@ async fn rows_that_were_deleted_stay_deleted_unless_somebody_wants_them_back() -
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn claims_of_long_ago_are_removed() -> Result<()> {
+    let rig = Rig::new().await?;
+    rig.publish("s.a", EACH).await?;
+    rig.archive(STREAM).await?;
+    rig.postgres.ask("INSERT INTO archive.claims SELECT 1, n, 1, 1, 1, 1, 'x' FROM generate_series(-3000, 0) AS n")?;
+    rig.publish("s.a", 2 * EACH).await?;
+    let log = rig.archive(STREAM).await?;
+    assert!(log.contains("a claim cannot be read and is left out"), "{log}");
+    assert_eq!(rig.postgres.count("SELECT count(*) FROM archive.claims")?, 1_024);
+    rig.check(3 * EACH)
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_checkpoint_that_cannot_be_read_is_kept_aside_and_nothing_is_there_twice() -> Result<()> {
     let rig = Rig::new().await?;
     rig.publish("s.a", 3 * EACH).await?;
