@@ -4,5 +4,6 @@
 mod cargo;
 
 fn main() -> std::process::ExitCode {
-    cargo::test(&["--package", "archiver-support", "--package", "postgres_archiver"])
+    let packages = ["archiver-support", "clickhouse_archiver", "postgres_archiver"];
+    cargo::test(&packages.map(|package| ["--package", package]).concat())
 }

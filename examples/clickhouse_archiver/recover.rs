@@ -1,0 +1,97 @@
+//! What the table itself says it holds: the claims in the last rows of its batches.
+
+use std::time::Duration;
+
+use clickhouse::sql::Identifier;
+use clickhouse::{Client, Row};
+use replay_guard::{Claim, Coverage, RecordId, Source};
+use serde::Deserialize;
+
+use crate::error::SinkError;
+use crate::session::within;
+
+/// How many bytes of claims are kept in memory, the newest first: some hundred thousand batches that were written in order.
+const MAX_CLAIMS: usize = 16 << 20;
+/// No more claims than this are asked for.
+const MAX_ROWS: usize = 300_000;
+/// So many spans of the checkpoint, the longest, are told to the server; what the others hold is sorted out here.
+const SPANS: usize = 16;
+
+/// A row with a claim.
+#[derive(Row, Deserialize)]
+struct Claimed {
+    sequence: u64,
+    published: i64,
+    claim_first_sequence: u64,
+    claim_first_published: i64,
+    claim: bytes::Bytes,
+}
+
+/// What the table says.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    /// Newest first.
+    pub(crate) claims: Vec<Claim>,
+    /// Rows that were looked at.
+    pub(crate) read: usize,
+}
+
+/// Asks for the claims that name more than the checkpoint has, newest first, as many as fit.
+pub(crate) async fn recover(
+    client: &Client,
+    (database, table): (&str, &str),
+    source: &Source,
+    checkpoint: &Coverage,
+    timeout: Duration,
+) -> Result<Found, SinkError> {
+    const WHAT: &str = "ask the table which batches it holds";
+    let sql = format!(
+        "SELECT ?fields FROM ?.? WHERE source = ? AND claim != ''{} ORDER BY published DESC, sequence DESC \
+         LIMIT {MAX_ROWS}",
+        not_held(checkpoint)
+    );
+    let query = client.query(&sql).bind(Identifier(database)).bind(Identifier(table)).bind(source.to_string());
+    let mut rows = query.fetch::<Claimed>().map_err(|source| SinkError::Server { what: WHAT, source })?;
+    let (mut found, mut bytes) = (Found::default(), 0);
+    while let Some(row) = within(timeout, WHAT, rows.next()).await? {
+        found.read += 1;
+        let first = RecordId::new(row.claim_first_sequence, row.claim_first_published);
+        let last = RecordId::new(row.sequence, row.published);
+        if checkpoint.holds(first, last) {
+            continue;
+        }
+        bytes += row.claim.len();
+        if bytes > MAX_CLAIMS || found.read == MAX_ROWS {
+            tracing::warn!(through = %last, "the table has too many claims, the older ones are left out");
+            break;
+        }
+        match Claim::from_bytes(row.claim) {
+            Ok(claim) => found.claims.push(claim),
+            Err(error) => tracing::warn!(record = %last, %error, "a row's claim does not say what its batch holds"),
+        }
+    }
+    Ok(found)
+}
+
+/// A condition that leaves out what the checkpoint's longest spans hold, as [`Coverage::holds`] does.
+fn not_held(checkpoint: &Coverage) -> String {
+    let mut spans: Vec<_> = checkpoint.spans().collect();
+    spans.sort_by_key(|span| std::cmp::Reverse(span.last - span.first));
+    spans.iter().take(SPANS).fold(String::new(), |sql, span| {
+        let (first, last, earliest, latest) = (span.first, span.last, span.earliest, span.latest);
+        sql + &format!(
+            " AND NOT (claim_first_sequence >= {first} AND sequence <= {last} \
+             AND claim_first_published BETWEEN {earliest} AND {latest} AND published BETWEEN {earliest} AND {latest})"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_checkpoint_all_claims_are_asked_for() {
+        assert_eq!(not_held(&Coverage::default()), "");
+    }
+}
