@@ -20,8 +20,11 @@ use clap::{Args, Parser, ValueEnum};
 /// What an acknowledged block survives is up to the server: a crash of it always, a power cut only where it syncs inserts
 /// (`fsync_after_insert`). The table is made so where the server can do it, and the archiver warns where it cannot.
 ///
-/// One archiver per stream and filter: a lock in the state directory sees to it, so give two of them on one source the same
-/// directory. The address must be one server, or always lead to the same one.
+/// One archiver per stream and filter: a lock in the state directory sees to it, and nothing else does. The address must be
+/// one server, or always lead to the same one, and an archiver that takes over must use the same user there.
+///
+/// A row is one message: source (stream and filters), stream, sequence, published (nanoseconds since 1970; published_at
+/// shows it as a time), subject, headers.name and headers.value (pairs, in order), payload, and what belongs to claims.
 ///
 /// Exit codes: 0 after a clean stop, 2 if a setting is wrong (no such stream or database, a table of another shape, no
 /// permission, ...), 1 for anything else.

@@ -1,5 +1,6 @@
 //! What the table itself says it holds: the claims in the last rows of its batches.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use clickhouse::sql::Identifier;
@@ -16,6 +17,15 @@ const MAX_CLAIMS: usize = 16 << 20;
 const MAX_ROWS: usize = 300_000;
 /// So many spans of the checkpoint, the longest, are told to the server; what the others hold is sorted out here.
 const SPANS: usize = 16;
+
+/// About so many sequences of a range are named.
+const SEQUENCES: u64 = 1_000;
+
+#[derive(Row, Deserialize)]
+struct Held {
+    sequence: u64,
+    published: i64,
+}
 
 /// A row with a claim.
 #[derive(Row, Deserialize)]
@@ -71,6 +81,30 @@ pub(crate) async fn recover(
         }
     }
     Ok(found)
+}
+
+/// Records with a sequence in this range: all of them, or all of some sequences, about evenly far apart.
+pub(crate) async fn records_in(
+    client: &Client,
+    (database, table): (&str, &str),
+    source: &Source,
+    range: &RangeInclusive<u64>,
+    timeout: Duration,
+) -> Result<Vec<RecordId>, SinkError> {
+    let (first, last) = (*range.start(), *range.end());
+    let step = last.saturating_sub(first) / SEQUENCES + 1;
+    let some = "FROM ?.? WHERE source = ? AND sequence BETWEEN ? AND ?";
+    let sql = format!(
+        "SELECT DISTINCT sequence, published {some} \
+         AND sequence IN (SELECT min(sequence) {some} GROUP BY intDiv(sequence - {first}, {step}))"
+    );
+    let mut query = client.query(&sql);
+    for _ in 0..2 {
+        query =
+            query.bind(Identifier(database)).bind(Identifier(table)).bind(source.to_string()).bind(first).bind(last);
+    }
+    let rows = within(timeout, "ask the table which messages it holds", query.fetch_all::<Held>()).await?;
+    Ok(rows.into_iter().map(|row| RecordId::new(row.sequence, row.published)).collect())
 }
 
 /// A condition that leaves out what the checkpoint's longest spans hold, as [`Coverage::holds`] does.

@@ -1,12 +1,13 @@
 //! The sink: buffers records and inserts one block per flush.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use archiver_support::{Job, Progress, Target};
 use clickhouse::sql::Identifier;
 use clickhouse::{Client, Compression};
-use replay_guard::{Coverage, Durable, Flush, Record, Recovered, Sink, Source, Written};
+use replay_guard::{Coverage, Durable, Flush, Record, RecordId, Recovered, Sink, Source, Written};
 
 use crate::abilities::Abilities;
 use crate::batch::{self, Message};
@@ -145,5 +146,14 @@ impl Sink for ClickHouseSink {
         let found = recover::recover(&self.client, (database, table), &self.source, checkpoint, *timeout).await?;
         tracing::info!(read = found.read, claims = found.claims.len(), "asked the table what it holds");
         Ok(Recovered::AtLeast(found.claims))
+    }
+
+    async fn records_in(
+        &mut self,
+        _source: &Source,
+        sequences: RangeInclusive<u64>,
+    ) -> Result<Vec<RecordId>, SinkError> {
+        let TargetSettings { database, table, timeout, .. } = &*self.settings;
+        recover::records_in(&self.client, (database, table), &self.source, &sequences, *timeout).await
     }
 }

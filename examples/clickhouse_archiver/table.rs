@@ -34,7 +34,10 @@ pub(crate) fn names() -> String {
     COLUMNS.map(|(name, _)| format!("`{name}`")).join(", ")
 }
 
-/// Makes the table where it is missing; `??` is its name. No partitions: an insert must make one part.
+/// Makes the table where it is missing. No partitions: an insert must make one part.
+///
+/// What is inserted is synced where the server can do it. What it merges later is not, but the parts it merged stay for
+/// minutes (`old_parts_lifetime`).
 pub(crate) fn create(abilities: &Abilities) -> String {
     let shown = if abilities.nanoseconds {
         "DateTime64(9, 'UTC') ALIAS fromUnixTimestamp64Nano(published, 'UTC')"

@@ -27,9 +27,26 @@ enum Hold {
     Rest,
     /// It does, and its answer does not come back.
     Answer,
+    /// Of the rows before it only a first chunk does, and then the connection breaks.
+    Rows,
 }
 
-/// Passes everything on but the first copy of a batch.
+/// The same of a batch's rows.
+const ROWS: [&[u8]; 2] = [b"INSERT+INTO", b"session_id=replay-guard-"];
+
+/// The length of a request's head and its first chunk, once all of that is there.
+fn first_chunk(request: &[u8]) -> Option<usize> {
+    let find = |text: &[u8], from: usize| {
+        request.get(from..)?.windows(text.len()).position(|window| window == text).map(|at| from + at + text.len())
+    };
+    let head = find(b"\r\n\r\n", 0)?;
+    let data = find(b"\r\n", head)?;
+    let size = std::str::from_utf8(request.get(head..data)?).ok()?.trim();
+    let end = data + usize::from_str_radix(size, 16).ok()? + 2;
+    (request.len() >= end).then_some(end)
+}
+
+/// Passes everything on but the first copy of a batch, or its rows.
 struct Proxy {
     url: String,
     /// Something is held.
@@ -86,9 +103,20 @@ async fn pass(
                 }
                 let request = up.get(..count).unwrap_or_default();
                 let has = |text: &[u8]| request.windows(text.len()).any(|window| window == text);
-                if COPY.into_iter().all(has) && !any.swap(true, Ordering::SeqCst) {
+                let held = if hold == Hold::Rows { ROWS } else { COPY };
+                if held.into_iter().all(has) && !any.swap(true, Ordering::SeqCst) {
                     holding = true;
                     let mut whole = request.to_vec();
+                    if hold == Hold::Rows {
+                        while first_chunk(&whole).is_none() {
+                            let count = from_client.read(&mut up).await?;
+                            whole.extend_from_slice(up.get(..count).unwrap_or_default());
+                        }
+                        whole.truncate(first_chunk(&whole).unwrap_or_default());
+                        to_server.write_all(&whole).await?;
+                        to_server.shutdown().await?;
+                        continue;
+                    }
                     // Head and body may come apart.
                     while let Ok(Ok(count @ 1..)) = timeout(Duration::from_millis(100), from_client.read(&mut up)).await {
                         whole.extend_from_slice(up.get(..count).unwrap_or_default());
@@ -112,7 +140,7 @@ async fn pass(
                 if holding {
                     // Whoever waits for it no longer may be gone.
                     let _ = answered.send(answer.to_vec());
-                    if hold == Hold::Answer {
+                    if matches!(hold, Hold::Answer | Hold::Rows) {
                         caught.notify_one();
                     }
                     std::future::pending::<()>().await;
@@ -211,6 +239,36 @@ async fn a_server_that_stops_answering_and_comes_back_has_each_message_once() ->
     rig.wait_until_done().await?;
     assert!(process.stop(PATIENCE).await?.success());
     rig.check(&rig.published().await?)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_break_off_on_their_way_are_not_in_the_table() -> Result<()> {
+    for kind in [Kind::Old, Kind::New] {
+        let rig = Rig::new(V2_15, kind).await?;
+        // Several chunks, however they are compressed.
+        let mut noise = 1_u64;
+        for _ in 0..250 {
+            let mut payload = Vec::new();
+            for _ in 0..500 {
+                noise = noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                payload.extend_from_slice(&noise.rotate_right(29).to_le_bytes());
+            }
+            rig.jetstream.publish("s.a", payload.into()).await?.await?;
+        }
+        let mut proxy = Proxy::start(rig.clickhouse.port(), Hold::Rows).await?;
+        let mut command = rig.archiver_flushing(&proxy.url, ("250", "30"), &[]);
+        let mut process = Process::start("the archiver", &mut command)?;
+        proxy.wait_until_held().await?;
+        process.kill()?;
+        if kind == Kind::Old {
+            // It took them for all.
+            let answer = timeout(PATIENCE, proxy.answers.recv()).await?.ok_or("no answer")?;
+            assert!(answer.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&answer));
+        }
+        rig.archive(250, &[]).await?;
+        rig.check(&rig.published().await?)?;
+    }
+    Ok(())
 }
 
 /// A fact about old servers that the temporary tables are there for.

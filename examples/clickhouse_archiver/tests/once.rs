@@ -104,6 +104,36 @@ async fn two_lives_of_a_stream_share_a_table() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn after_a_fork_within_a_flush_nothing_is_written_again() -> Result<()> {
+    for kind in [Kind::Old, Kind::New] {
+        let mut rig = Rig::new(V2_15, kind).await?;
+        rig.publish(150).await?;
+        rig.nats.stop().await?;
+        let half = rig.nats.snapshot_messages(STREAM)?;
+        rig.nats.restart().await?;
+        rig.publish(150).await?;
+        let mut all = rig.published().await?;
+        let mut process =
+            Process::start("the archiver", &mut rig.archiver_flushing(&rig.clickhouse.url(), ("300", "5"), &[]))?;
+        rig.wait_for("rows", || Ok(rig.rows()? >= 300)).await?;
+        rig.wait_until_done().await?;
+        assert!(process.stop(PATIENCE).await?.success());
+
+        rig.nats.kill()?;
+        rig.nats.restore_messages(STREAM, &half)?;
+        rig.nats.restart().await?;
+        rig.publish(100).await?;
+        rig.archive(400, &[]).await?;
+        all.extend(rig.published().await?);
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 400);
+        rig.check(&all)?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_a_proxy_repeats_is_done_once_where_the_server_knows_tokens() -> Result<()> {
     let rig = Rig::new(V2_15, Kind::Repeating).await?;
     rig.publish(1_000).await?;
