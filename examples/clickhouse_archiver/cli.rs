@@ -23,8 +23,8 @@ use clap::{Args, Parser, ValueEnum};
 /// One archiver per stream and filter: a lock in the state directory sees to it, and nothing else does. The address must be
 /// one server, or always lead to the same one, and an archiver that takes over must use the same user there.
 ///
-/// A row is one message: source (stream and filters), stream, sequence, published (nanoseconds since 1970; published_at
-/// shows it as a time), subject, headers.name and headers.value (pairs, in order), payload, and what belongs to claims.
+/// A row is one message: source (stream and filters), stream, sequence, published (nanoseconds since 1970; `published_at`
+/// shows it as a time), subject, `headers.name` and `headers.value` (pairs, in order), payload, and what belongs to claims.
 ///
 /// Exit codes: 0 after a clean stop, 2 if a setting is wrong (no such stream or database, a table of another shape, no
 /// permission, ...), 1 for anything else.

@@ -44,6 +44,23 @@ pub(crate) struct Found {
     pub(crate) claims: Vec<Claim>,
     /// Rows that were looked at.
     pub(crate) read: usize,
+    bytes: usize,
+}
+
+impl Found {
+    /// Keeps one more claim, whose batch ends with this record; not if they are too large together.
+    fn take(&mut self, last: RecordId, claim: bytes::Bytes, max_bytes: usize) -> bool {
+        self.bytes += claim.len();
+        if self.bytes > max_bytes {
+            tracing::warn!(through = %last, max_bytes, "the table has too many claims, the older ones are left out");
+            return false;
+        }
+        match Claim::from_bytes(claim) {
+            Ok(claim) => self.claims.push(claim),
+            Err(error) => tracing::warn!(record = %last, %error, "a row's claim does not say what its batch holds"),
+        }
+        true
+    }
 }
 
 /// Asks for the claims that name more than the checkpoint has, newest first, as many as fit.
@@ -62,23 +79,17 @@ pub(crate) async fn recover(
     );
     let query = client.query(&sql).bind(Identifier(database)).bind(Identifier(table)).bind(source.to_string());
     let mut rows = query.fetch::<Claimed>().map_err(|source| SinkError::Server { what: WHAT, source })?;
-    let (mut found, mut bytes) = (Found::default(), 0);
+    let mut found = Found::default();
     while let Some(row) = within(timeout, WHAT, rows.next()).await? {
         found.read += 1;
         let first = RecordId::new(row.claim_first_sequence, row.claim_first_published);
         let last = RecordId::new(row.sequence, row.published);
-        if checkpoint.holds(first, last) {
-            continue;
-        }
-        bytes += row.claim.len();
-        if bytes > MAX_CLAIMS || found.read == MAX_ROWS {
-            tracing::warn!(through = %last, "the table has too many claims, the older ones are left out");
+        if !checkpoint.holds(first, last) && !found.take(last, row.claim, MAX_CLAIMS) {
             break;
         }
-        match Claim::from_bytes(row.claim) {
-            Ok(claim) => found.claims.push(claim),
-            Err(error) => tracing::warn!(record = %last, %error, "a row's claim does not say what its batch holds"),
-        }
+    }
+    if found.read == MAX_ROWS {
+        tracing::warn!("the table has too many claims, the older ones were not asked for");
     }
     Ok(found)
 }
@@ -123,6 +134,14 @@ fn not_held(checkpoint: &Coverage) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_more_claims_are_kept_than_fit_and_what_is_none_is_left_out() {
+        let mut found = Found::default();
+        let taken = [4, 4, 3].map(|length| found.take(RecordId::new(1, 1), vec![0; length].into(), 10));
+        assert_eq!(taken, [true, true, false]);
+        assert!(found.claims.is_empty());
+    }
 
     #[test]
     fn without_a_checkpoint_all_claims_are_asked_for() {

@@ -1,5 +1,8 @@
 //! Archivers and servers that are killed.
 
+use std::ffi::OsStr;
+use std::fs::File;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use archiver_support::Process;
@@ -104,6 +107,33 @@ async fn without_its_checkpoint_the_table_says_what_it_holds() -> Result<()> {
         rig.jetstream.get_stream(STREAM).await?.delete_consumer(CONSUMER).await?;
         rig.publish(10).await?;
         rig.archive(1_010, &[]).await?;
+        rig.check(&rig.published().await?)?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_checkpoint_has_is_not_asked_for() -> Result<()> {
+    for kind in [Kind::Old, Kind::New] {
+        let rig = Rig::new(V2_15, kind).await?;
+        rig.publish(1_000).await?;
+        rig.archive(1_000, &[]).await?;
+        let batches = rig.clickhouse.query("SELECT count() FROM messages WHERE claim != ''")?;
+        let state = rig.directory.path().join("state");
+        for (lose, read) in [(false, "0"), (true, batches.trim())] {
+            if lose {
+                std::fs::remove_dir_all(&state)?;
+            }
+            let quiet = rig.archiver(&[]);
+            let log = rig.directory.path().join("log");
+            let mut command = Command::new(quiet.get_program());
+            command.args(quiet.get_args().map(|word| if word == "warn" { OsStr::new("info") } else { word }));
+            command.stdout(File::create(&log)?).stderr(File::options().append(true).open(&log)?);
+            let mut process = Process::start("the archiver", &mut command)?;
+            let said = format!("asked the table what it holds read={read} claims={read}\n");
+            rig.wait_for("its answer", || Ok(std::fs::read_to_string(&log)?.contains(&said))).await?;
+            assert!(process.stop(PATIENCE).await?.success());
+        }
         rig.check(&rig.published().await?)?;
     }
     Ok(())

@@ -103,13 +103,16 @@ async fn pass(
                 }
                 let request = up.get(..count).unwrap_or_default();
                 let has = |text: &[u8]| request.windows(text.len()).any(|window| window == text);
-                let held = if hold == Hold::Rows { ROWS } else { COPY };
-                if held.into_iter().all(has) && !any.swap(true, Ordering::SeqCst) {
+                let wanted = if hold == Hold::Rows { ROWS } else { COPY };
+                if wanted.into_iter().all(has) && !any.swap(true, Ordering::SeqCst) {
                     holding = true;
                     let mut whole = request.to_vec();
                     if hold == Hold::Rows {
                         while first_chunk(&whole).is_none() {
                             let count = from_client.read(&mut up).await?;
+                            if count == 0 {
+                                return Ok(());
+                            }
                             whole.extend_from_slice(up.get(..count).unwrap_or_default());
                         }
                         whole.truncate(first_chunk(&whole).unwrap_or_default());
