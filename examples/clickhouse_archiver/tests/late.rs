@@ -192,7 +192,7 @@ async fn an_insert_that_is_under_way_is_waited_for() -> Result<()> {
         process.kill()?;
 
         let log = rig.directory.path().join("log");
-        let mut command = rig.archiver(&["--clickhouse-timeout", "0.5"]);
+        let mut command = rig.archiver(&["--clickhouse-timeout", "3"]);
         command.stdout(std::fs::File::create(&log)?).stderr(std::fs::File::options().append(true).open(&log)?);
         let mut next = Process::start("the archiver", &mut command)?;
         let says_so = || Ok(std::fs::read_to_string(&log)?.contains("is still under way in ClickHouse"));

@@ -14,7 +14,7 @@ use crate::target::{ClickHouse, Kind};
 
 pub(crate) const STREAM: &str = "S";
 pub(crate) const CONSUMER: &str = "archiver";
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
 
 pub(crate) struct Rig {
@@ -126,7 +126,8 @@ impl Rig {
                 }
             }
             if Instant::now() > deadline {
-                return Err("the archiver does not finish the work".into());
+                let info = stream.consumer_info(CONSUMER).await;
+                return Err(format!("the archiver does not finish the work: {info:?}").into());
             }
             tokio::time::sleep(POLL).await;
         }
