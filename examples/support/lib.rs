@@ -10,6 +10,7 @@ pub mod nats;
 mod port;
 mod process;
 pub mod progress;
+pub mod python;
 mod run;
 mod settings;
 pub mod wheel;

@@ -40,8 +40,7 @@ pub fn fetch(package: &str, version: &str, finish: &dyn Fn(&Path) -> Result<()>)
 
 /// A directory among the servers, filled once by `fill`, which is given it and one for what is not kept. Blocks.
 pub fn once(name: &str, fill: &dyn Fn(&Path, &Path) -> Result<()>) -> Result<PathBuf> {
-    let servers = target_directory().join("servers");
-    fs::create_dir_all(&servers)?;
+    let servers = servers()?;
     let directory = servers.join(name);
     // Several tests and processes come here at once: one fetches, the others wait and find it.
     let lock = OpenOptions::new().create(true).append(true).open(servers.join(format!("{name}.lock")))?;
@@ -56,6 +55,13 @@ pub fn once(name: &str, fill: &dyn Fn(&Path, &Path) -> Result<()>) -> Result<Pat
     fill(&unpacked, &rest)?;
     fs::rename(&unpacked, &directory)?;
     Ok(directory)
+}
+
+/// Where all that is fetched goes.
+fn servers() -> Result<PathBuf> {
+    let servers = target_directory().join("servers");
+    fs::create_dir_all(&servers)?;
+    Ok(servers)
 }
 
 fn target_directory() -> PathBuf {
