@@ -6,14 +6,12 @@ use std::io::{self, ErrorKind};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-use replay_guard::{Claim, RecordId, Recovered};
+use archiver_parquet::{Claims, ends_of};
+use replay_guard::RecordId;
 
 use crate::disk::{self, SinkError};
 use crate::file::{self, Footer};
 use crate::names;
-
-/// How many bytes of claims are kept in memory, the newest first: some hundred thousand files that were written in order.
-pub(crate) const MAX_CLAIMS: usize = 16 << 20;
 
 /// How many files are read for the records in a range.
 const FEW: usize = 4;
@@ -21,8 +19,8 @@ const FEW: usize = 4;
 /// What was found in the directory of a source.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
-    /// Newest first. All that is named is durable.
-    pub(crate) claims: Vec<Claim>,
+    /// All that is named is durable.
+    pub(crate) claims: Claims,
     /// Archived files.
     pub(crate) files: usize,
     /// Files whose footers were read.
@@ -31,23 +29,6 @@ pub(crate) struct Found {
     pub(crate) damaged: Vec<PathBuf>,
     /// Files that were half written, and are gone.
     pub(crate) removed: usize,
-    /// The newest file that was left out since there are too many claims.
-    pub(crate) left_out: Option<RecordId>,
-}
-
-impl Found {
-    /// What the guard is told; `from`: where the claims speak for everything.
-    pub(crate) fn recovered(self, from: Option<u64>) -> Recovered {
-        let Self { claims, left_out, .. } = self;
-        match from {
-            None => Recovered::AtLeast(claims),
-            // Of what was left out nothing is said.
-            Some(from) => {
-                let spoken_for = left_out.map_or(0, |last| last.sequence.saturating_add(1));
-                Recovered::Exactly { from: from.max(spoken_for), claims }
-            }
-        }
-    }
 }
 
 /// Reads the claims of the files that are `wanted`, by the ids of their first and last record, newest first, up to so many
@@ -78,7 +59,6 @@ pub(crate) fn recover(
         }
     }
     files.sort_unstable_by_key(|(first, last)| Reverse((*last, *first)));
-    let mut bytes = 0;
     for (first, last) in files {
         let path = directory.join(names::file(first, last));
         let footer = match read(&path) {
@@ -90,14 +70,11 @@ pub(crate) fn recover(
         found.read += 1;
         match footer {
             Footer::Claim(claim) => {
-                bytes += claim.as_bytes().len();
-                if bytes > max_bytes {
-                    tracing::warn!(through = %last, max_bytes, "the archive has too many claims, the older ones are left out");
-                    found.left_out = Some(last);
+                if found.claims.push(last, claim, max_bytes).is_break() {
                     break;
                 }
-                found.claims.push(claim);
             }
+            Footer::Empty => {}
             Footer::NoClaim(reason) => {
                 tracing::warn!(file = %path.display(), reason, "an archived file does not say what it holds");
             }
@@ -138,19 +115,6 @@ pub(crate) fn records_in(directory: &Path, range: &RangeInclusive<u64>) -> Resul
         }
     }
     Ok(found)
-}
-
-/// The first and last records of files where no other file can hold one of the same sequence.
-fn ends_of(files: &[(RecordId, RecordId)], range: &RangeInclusive<u64>) -> Vec<RecordId> {
-    let mut firsts: Vec<u64> = files.iter().map(|(first, _)| first.sequence).collect();
-    let mut lasts: Vec<u64> = files.iter().map(|(_, last)| last.sequence).collect();
-    firsts.sort_unstable();
-    lasts.sort_unstable();
-    let files_at = |sequence: u64| {
-        firsts.partition_point(|first| *first <= sequence) - lasts.partition_point(|last| *last < sequence)
-    };
-    let ends = files.iter().flat_map(|(first, last)| [*first, *last]);
-    ends.filter(|id| range.contains(&id.sequence) && files_at(id.sequence) == 1).collect()
 }
 
 fn read(path: &Path) -> io::Result<Footer> {

@@ -4,16 +4,14 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use archiver_parquet::MAX_CLAIMS;
 use archiver_support::{Job, Progress, Target};
 use replay_guard::{Coverage, Durable, Flush, Record, RecordId, Recovered, Sink, Source, Written};
 
 use crate::disk::{self, SinkError};
 use crate::file::{self, Row};
 use crate::names;
-use crate::recover::{self, MAX_CLAIMS};
-
-/// What a row costs in memory beside its text and payload, roughly.
-const ROW_OVERHEAD: usize = 160;
+use crate::recover;
 
 /// A directory of Parquet files, in directories by source.
 #[derive(Clone, Debug)]
@@ -90,8 +88,7 @@ impl Sink for ParquetSink {
 
     async fn write(&mut self, record: Record) -> Result<Written, SinkError> {
         let row = Row::from(record);
-        let headers: usize = row.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
-        self.bytes += ROW_OVERHEAD + row.subject.len() + row.payload.len() + headers;
+        self.bytes += row.memory();
         self.rows.push(row);
         Ok(if self.bytes >= self.max_bytes { Written::Full } else { Written::Accepted })
     }
@@ -125,7 +122,7 @@ impl Sink for ParquetSink {
             recover::recover(&directory, wanted, MAX_CLAIMS)
         })
         .await?;
-        let (claims, damaged) = (found.claims.len(), found.damaged.len());
+        let (claims, damaged) = (found.claims.kept.len(), found.damaged.len());
         tracing::info!(
             files = found.files,
             read = found.read,
@@ -134,7 +131,7 @@ impl Sink for ParquetSink {
             removed = found.removed,
             "looked at the archive"
         );
-        Ok(found.recovered(from))
+        Ok(found.claims.recovered(from))
     }
 
     async fn records_in(
