@@ -103,7 +103,7 @@ pub async fn kill_again_and_again(
     jetstream.publish("killed.last", "the last message".into()).await?.await?;
     let published = read_back(&jetstream, number + 1).await?;
     let deadline = Instant::now() + PATIENCE;
-    while !is_done(&jetstream).await? {
+    while !is_done(&jetstream, STREAM, CONSUMER).await? {
         if let Some(status) = process.ended()? {
             return Err(format!("the last archiver ended by itself: {status}").into());
         }
@@ -159,11 +159,11 @@ async fn read_back(jetstream: &Context, last: u64) -> Result<Vec<Published>> {
 }
 
 /// Whether everything is delivered and acked.
-async fn is_done(jetstream: &Context) -> Result<bool> {
-    let stream = jetstream.get_stream(STREAM).await?;
+pub async fn is_done(jetstream: &Context, stream: &str, consumer: &str) -> Result<bool> {
+    let stream = jetstream.get_stream(stream).await?;
     let last = stream.cached_info().state.last_sequence;
     // The driver may work with another name.
-    for name in [CONSUMER.to_owned(), format!("{CONSUMER}-rg")] {
+    for name in [consumer.to_owned(), format!("{consumer}-rg")] {
         if let Ok(info) = stream.consumer_info(name).await
             && (info.num_pending, info.num_ack_pending) == (0, 0)
             && info.delivered.stream_sequence >= last

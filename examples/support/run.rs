@@ -139,7 +139,7 @@ pub async fn run<T: Target>(
         };
         match opened {
             Ok(driver) => break driver,
-            Err(Failure::Fatal(error)) => tracing::warn!("cannot begin yet, trying again: {error:#}"),
+            Err(failure @ Failure::Fatal(_)) => tracing::warn!("cannot begin yet, trying again: {failure}"),
             Err(failure) => return Err(failure),
         }
         if pause(&mut delay, &mut stop).await.is_break() {
