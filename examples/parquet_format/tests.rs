@@ -1,5 +1,4 @@
 use anyhow::{Context as _, Result};
-use arrow_array::Array as _;
 use arrow_array::cast::AsArray as _;
 use arrow_array::types::{TimestampNanosecondType, UInt64Type};
 use bytes::Bytes;
@@ -72,7 +71,9 @@ fn many_and_large_rows_are_written_in_pieces() -> Result<()> {
 #[test]
 fn the_same_rows_give_the_same_bytes() -> Result<()> {
     let mut headers = HeaderMap::new();
-    ["b", "a", "c", "d"].into_iter().for_each(|name| headers.append(name, name));
+    for name in ["b", "a", "c", "d"] {
+        headers.append(name, name);
+    }
     let rows =
         || (1..50).map(|n| Record::new(n, 1, "s.a", "x").with_headers(headers.clone()).into()).collect::<Vec<_>>();
     assert_eq!(file(&rows())?, file(&rows())?);
