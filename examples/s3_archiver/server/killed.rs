@@ -72,12 +72,14 @@ async fn a_store_that_comes_and_goes_loses_nothing() -> Result<()> {
     for n in 0..40 {
         rig.publish_with("s.large", HeaderMap::new(), noise(n)).await?;
     }
-    let mut process = Process::start("the archiver", &mut rig.archiver(&[("--flush-records", "10")])?)?;
+    let proxy = Proxy::start(store.port()?, Mischief::Half).await?;
+    let mut archiver = rig.archiver(&[("--flush-records", "10"), ("--endpoint", proxy.url())])?;
+    let mut process = Process::start("the archiver", &mut archiver)?;
     rig.wait("a try", Some(&mut process), async || Ok(rig.log()?.contains("retry 1 of"))).await?;
     store.launch().await?;
-    // Into the next one, of 5 MB.
-    rig.wait("an object", Some(&mut process), async || Ok(!rig.objects().await?.is_empty())).await?;
+    rig.wait("half an upload", Some(&mut process), async || Ok(proxy.halves() == 1)).await?;
     store.kill()?;
+    proxy.release();
     rig.publish(30).await?;
     store.launch().await?;
     rig.archived(&mut process).await?;

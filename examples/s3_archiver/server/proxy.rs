@@ -15,6 +15,8 @@ pub(crate) enum Mischief {
     Hold,
     /// It reaches the store, and the connection ends before the answer.
     LoseAnswer,
+    /// Half of it reaches the store; the connection ends when [`Proxy::release`] says so.
+    Half,
 }
 
 /// A connection to the store that goes wrong once.
@@ -29,6 +31,8 @@ pub(crate) struct Proxy {
 struct State {
     /// Uploads of archived objects that were begun.
     uploads: AtomicUsize,
+    /// Uploads of which the store has half.
+    halves: AtomicUsize,
     /// Answers of the store to those on which mischief was done.
     answered: AtomicUsize,
 }
@@ -56,6 +60,10 @@ impl Proxy {
 
     pub(crate) fn uploads(&self) -> usize {
         self.state.uploads.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn halves(&self) -> usize {
+        self.state.halves.load(Ordering::Relaxed)
     }
 
     /// Lets the upload that is held go on.
@@ -105,6 +113,12 @@ async fn pass(
             released.wait_for(|released| *released).await?;
         }
         let mut connection = TcpStream::connect(("127.0.0.1", store)).await?;
+        if mischief == Mischief::Half {
+            connection.write_all(request.get(..request.len() / 2).unwrap_or_default()).await?;
+            state.halves.fetch_add(1, Ordering::Relaxed);
+            released.wait_for(|released| *released).await?;
+            return Ok(());
+        }
         connection.write_all(&request).await?;
         let count = connection.read(&mut buffer).await?;
         assert!(count > 0, "the store does not answer");
