@@ -17,12 +17,17 @@ use clap::{Args, Parser};
 ///
 /// Each object says in its footer which messages it holds, and is created only where there is none of its name. So each
 /// message is written exactly once, also if the archiver is killed between upload and checkpoint, if an upload comes true
-/// after the archiver has died, or if the checkpoint is lost. That takes a store that keeps to `If-None-Match` and `If-Match`
-/// and lists what it has just taken, as Amazon S3 does. One that ignores the first is found out at the start and refused.
+/// after the archiver has died, or if the checkpoint is lost. That takes a store that keeps to `If-None-Match` and `If-Match`,
+/// also when two write at once, and lists what it has just taken, as Amazon S3 does. One that ignores the first is found out
+/// at the start and refused.
+///
+/// Two small objects stand beside those of a source: `probe`, by which the store is found out, and `under-way`, the name of
+/// the object that is being written. The latter is overwritten at each flush: let old versions expire where a bucket keeps
+/// them. Nothing else that is in the bucket is touched, and nothing is ever deleted.
 ///
 /// Credentials come from the environment: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, a web identity, a
 /// container's or the instance's role. They need s3:PutObject and s3:GetObject on the objects and s3:ListBucket on the
-/// bucket; nothing is ever deleted.
+/// bucket. Certificates are those that the system trusts, or those in the file that SSL_CERT_FILE names.
 ///
 /// One archiver per stream and filters. Exit codes: 0 after a clean stop, 2 if a setting is wrong (no such bucket, no
 /// permission, no such stream, ...), 1 for anything else.
@@ -77,7 +82,7 @@ pub(crate) struct BucketSettings {
     #[arg(long)]
     pub(crate) unconditional: bool,
 
-    /// How long one request may take, in seconds; an upload of --flush-bytes must fit
+    /// How long one request may take, in seconds; an upload must fit in, which is at most about --flush-bytes
     #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = seconds)]
     pub(crate) request_timeout: Duration,
 }

@@ -73,21 +73,57 @@ impl SinkError {
     }
 }
 
-/// Whether the store understood the request and did not want it: the wrong region, a name that no bucket can have, ...
+/// Whether the store understood the request and did not want it (the wrong region, a name that no bucket can have, ...), or is
+/// not to be trusted.
 fn is_refusal(error: &StoreError) -> bool {
     if let StoreError::InvalidPath { .. } | StoreError::NotSupported { .. } | StoreError::NotImplemented { .. } = error
     {
         return true;
     }
-    // The status is to be had as text only.
+    // It is to be had as text only. A time-out, 408, may pass.
+    let refused = [
+        "redirect without LOCATION",
+        "status code: 30",
+        "status code: 40",
+        "status code: 501",
+        "invalid peer certificate",
+    ];
     let mut cause = error.source();
     while let Some(error) = cause {
         let text = error.to_string();
-        let refused = ["redirect without LOCATION", "status code: 30", "status code: 40", "status code: 501"];
         if refused.iter().any(|part| text.contains(part)) && !text.contains("status code: 408") {
             return true;
         }
         cause = error.source();
     }
     false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_pass_is_no_setting() {
+        let error = |text: &str| {
+            let source = StoreError::Generic { store: "S3", source: text.to_owned().into() };
+            SinkError::request("write", &Path::from("a"), source)
+        };
+        for text in [
+            "Server returned non-2xx status code: 400 Bad Request: InvalidBucketName",
+            "Server returned non-2xx status code: 301 Moved Permanently",
+            "Received redirect without LOCATION, this normally indicates an incorrectly configured region",
+            "error sending request: client error (Connect): invalid peer certificate: UnknownIssuer",
+        ] {
+            assert!(error(text).is_setting(), "{text}");
+        }
+        for text in [
+            "Server returned non-2xx status code: 408 Request Timeout",
+            "Server returned non-2xx status code: 429 Too Many Requests",
+            "Server returned non-2xx status code: 503 Slow Down",
+            "error sending request: client error (Connect): tcp connect error: Connection refused (os error 111)",
+        ] {
+            assert!(!error(text).is_setting(), "{text}");
+        }
+    }
 }

@@ -53,6 +53,24 @@ async fn an_upload_that_outlives_its_archiver_writes_nothing_twice() -> Result<(
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_death_between_upload_and_checkpoint_writes_nothing_twice() -> Result<()> {
+    let store = Seaweed::shared().await?;
+    for version in versions(&APART) {
+        let rig = Rig::new(version, store).await?;
+        rig.publish(70).await?;
+        let proxy = Proxy::start(store.port()?, Mischief::KeepAnswer).await?;
+        let mut dead = Process::start("the archiver", &mut rig.archiver(&[("--endpoint", proxy.url())])?)?;
+        rig.wait("an answer", Some(&mut dead), async || Ok(proxy.answered() == 1)).await?;
+        dead.kill()?;
+        assert_eq!(rig.objects().await?.len(), 1, "{version}");
+        // As at another hour: what is written again does not just meet what is there.
+        rig.archive(rig.archiver(&[("--flush-records", "30")])?).await?;
+        rig.check(70).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_upload_without_an_answer_writes_nothing_twice() -> Result<()> {
     let store = Seaweed::shared().await?;
     let rig = Rig::new(V2_15, store).await?;

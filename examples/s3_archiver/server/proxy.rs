@@ -15,6 +15,8 @@ pub(crate) enum Mischief {
     Hold,
     /// It reaches the store, and the connection ends before the answer.
     LoseAnswer,
+    /// It reaches the store, and the answer comes never.
+    KeepAnswer,
     /// Half of it reaches the store; the connection ends when [`Proxy::release`] says so.
     Half,
 }
@@ -123,6 +125,9 @@ async fn pass(
         let count = connection.read(&mut buffer).await?;
         assert!(count > 0, "the store does not answer");
         state.answered.fetch_add(1, Ordering::Relaxed);
+        if mischief == Mischief::KeepAnswer {
+            released.wait_for(|released| *released).await?;
+        }
         return Ok(());
     }
 }

@@ -47,6 +47,10 @@ async fn what_is_wrong_from_the_start_is_said() -> Result<()> {
     let archiver = rig.archiver(&[("--flush-bytes", "5000000000")])?;
     refuses(&rig, archiver, &["--flush-bytes"]).await?;
 
+    // The server knows no TLS; the archiver does, with one of the two kinds of cryptography that are built in.
+    let url = rig.nats.url().replace("nats:", "tls:");
+    refuses(&rig, rig.archiver(&[("--server", &url)])?, &["cannot connect to tls:"]).await?;
+
     assert_eq!(rig.objects().await?.len(), 0);
     Ok(())
 }
