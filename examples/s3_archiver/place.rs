@@ -125,12 +125,7 @@ impl Place {
             return Ok(None);
         }
         let object = self.object(UNDER_WAY);
-        let error = |source| SinkError::request("read", &object, source);
-        let content = match self.bucket.store.get(&object).await {
-            Ok(found) => found.bytes().await.map_err(error)?,
-            Err(StoreError::NotFound { .. }) => return Ok(None),
-            Err(source) => return Err(error(source)),
-        };
+        let Some(content) = self.content(&object).await? else { return Ok(None) };
         let name = String::from_utf8_lossy(&content).into_owned();
         let Some((first, last)) = names::ids(&name) else {
             tracing::warn!(%object, "this object should hold the name of another one, and does not");
@@ -149,6 +144,19 @@ impl Place {
 
     async fn put(&self, object: &Path, content: Bytes, mode: PutMode) -> Result<(), StoreError> {
         self.bucket.store.put_opts(object, PutPayload::from_bytes(content), mode.into()).await.map(|_| ())
+    }
+
+    /// All of an object; nothing if there is none.
+    pub(crate) async fn content(&self, object: &Path) -> Result<Option<Bytes>, SinkError> {
+        let read = match self.bucket.store.get(object).await {
+            Ok(found) => found.bytes().await,
+            Err(error) => Err(error),
+        };
+        match read {
+            Ok(content) => Ok(Some(content)),
+            Err(StoreError::NotFound { .. }) => Ok(None),
+            Err(source) => Err(SinkError::request("read", object, source)),
+        }
     }
 
     async fn held(&self, object: &Path) -> Result<Option<Held>, SinkError> {

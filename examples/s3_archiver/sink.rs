@@ -1,6 +1,7 @@
 //! The sink: buffers records and writes one object per flush.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -123,6 +124,14 @@ impl Sink for S3Sink {
             "looked at the archive"
         );
         Ok(found.claims.recovered(from))
+    }
+
+    async fn records_in(
+        &mut self,
+        _source: &Source,
+        sequences: RangeInclusive<u64>,
+    ) -> Result<Vec<RecordId>, SinkError> {
+        recover::records_in(&self.place, &sequences).await
     }
 }
 

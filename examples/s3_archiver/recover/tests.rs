@@ -67,6 +67,51 @@ async fn two_lives_share_an_archive() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_tail_that_is_lost_within_an_object_makes_nothing_come_again() -> Result<()> {
+    for (through, checkpoint_lost) in [(1, false), (14, true), (15, false), (26, false), (38, true), (39, false)] {
+        let mut world = World::new();
+        let old = world.publish(40);
+        // More objects than are read for one question.
+        world.archive(&old.chunks(5).collect::<Vec<_>>()).await?;
+        world.stream.lose_above(through);
+        let new = world.publish(30);
+        if checkpoint_lost {
+            world.checkpoint = MemoryStore::new();
+        }
+        let stands = usize::try_from(through)?;
+        let now: Vec<_> = old[..stands].iter().chain(&new).cloned().collect();
+        let written = world.deliver(&now).await?;
+        assert_eq!(written.len(), new.len(), "cut at {through}: {written:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn records_of_an_upload_that_was_given_up_are_not_named() -> Result<()> {
+    let world = World::new();
+    let records = world.publish(100);
+    world.archive(&records.chunks(2).collect::<Vec<_>>()).await?;
+    let objects = world.names().await?;
+    for gone in [&objects[0], &objects[26], &objects[49]] {
+        world.place.bucket.store.delete(&world.place.object(gone)).await?;
+        world.place.announce(gone).await?;
+        world.place.settle(all).await?;
+    }
+    let held: BTreeSet<_> = ids(&records[2..52]).into_iter().chain(ids(&records[54..98])).collect();
+    let few: BTreeSet<_> = records_in(&world.place, &(1..=4)).await?.into_iter().collect();
+    assert_eq!(few, ids(&records[2..4]).into_iter().collect());
+    for range in [1..=100, 1..=20, 48..=60, 90..=100] {
+        let named = records_in(&world.place, &range).await?;
+        assert!(named.len() > 2 && named.len() <= 2 * AT_ONCE, "{range:?}: {named:?}");
+        assert!(named.iter().all(|id| held.contains(id) && range.contains(&id.sequence)), "{range:?}: {named:?}");
+    }
+    // What cannot be read says nothing, not even of what is beside it.
+    world.place.bucket.store.put(&world.place.object(&objects[3]), PutPayload::from_static(b"rot")).await?;
+    assert_eq!(records_in(&world.place, &(5..=8)).await?, []);
+    Ok(())
+}
+
+#[tokio::test]
 async fn an_expired_object_is_not_written_again_unless_that_is_wanted() -> Result<()> {
     let world = World::new();
     let records = world.publish(8);

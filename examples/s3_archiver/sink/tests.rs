@@ -31,6 +31,9 @@ impl World {
         let mut sink = S3Sink::new(self.place.clone(), usize::MAX, Arc::default());
         sink.rewrite_from = rewrite_missing_from;
         let mut guard = Guard::open(source(), sink, self.checkpoint.clone(), self.stream.clone()).await?;
+        if guard.move_pending().is_some() {
+            guard.moved();
+        }
         let _ = guard.begin_session().await?;
         Ok(guard)
     }
