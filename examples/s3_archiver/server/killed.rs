@@ -8,7 +8,7 @@ use async_nats::HeaderMap;
 
 use crate::proxy::{Mischief, Proxy};
 use crate::rig::{CONSUMER, Rig, published};
-use crate::seaweed::Seaweed;
+use crate::seaweed::{ADMIN, Seaweed};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_again_and_again_it_archives_each_message_once() -> Result<()> {
@@ -92,6 +92,8 @@ async fn a_store_that_comes_and_goes_loses_nothing() -> Result<()> {
     }
     let proxy = Proxy::start(store.port()?, Mischief::Half).await?;
     let mut archiver = rig.archiver(&[("--flush-records", "10"), ("--endpoint", proxy.url())])?;
+    // The bucket comes into being with the first object of somebody who may make buckets: there is none yet.
+    archiver.env("AWS_ACCESS_KEY_ID", ADMIN[0]).env("AWS_SECRET_ACCESS_KEY", ADMIN[1]);
     let mut process = Process::start("the archiver", &mut archiver)?;
     rig.wait("a try", Some(&mut process), async || Ok(rig.log()?.contains("retry 1 of"))).await?;
     store.launch().await?;
