@@ -1,7 +1,9 @@
 use anyhow::{Context as _, Result};
 use futures_util::TryStreamExt as _;
 use object_store::ObjectStoreExt as _;
-use replay_guard::{Guard, MemoryStore, MemoryStream, Offer, Reason};
+use replay_guard::async_nats::HeaderMap;
+use replay_guard::testing::{Conformance, Held, Storage};
+use replay_guard::{Guard, MemoryStore, MemoryStream, Offer, Reason, SinkFailure};
 
 use super::*;
 use crate::bucket::tests::memory;
@@ -134,5 +136,37 @@ async fn asks_for_a_flush_at_its_own_bound() -> Result<()> {
     assert_eq!(sink.write(record(2)).await?, Written::Full);
     assert_eq!(sink.flush(Flush::without_guard(Reason::Due)).await?, Durable::All);
     assert_eq!(sink.write(record(3)).await?, Written::Accepted);
+    Ok(())
+}
+
+impl Storage for Bucket {
+    type Sink = S3Sink;
+
+    async fn open(&self, source: &Source) -> Result<S3Sink, SinkFailure> {
+        // So much that some flushes are asked for by the sink.
+        Ok(S3Sink::new(Place::new(self.clone(), source.clone()), 3_000, Arc::default()))
+    }
+
+    async fn held(&self, source: &Source) -> Result<Vec<Held>, SinkFailure> {
+        let world = World { place: Place::new(self.clone(), source.clone()), ..World::new() };
+        let mut held = Vec::new();
+        for name in world.names().await? {
+            for row in archiver_parquet::rows_of(world.content(&name).await?)? {
+                let mut headers = HeaderMap::new();
+                for (name, value) in &row.headers {
+                    headers.append(name.as_str(), value.as_str());
+                }
+                let row = Held::new(row.id.sequence, row.id.published, row.subject, row.payload);
+                held.push(row.with_headers(headers));
+            }
+        }
+        Ok(held)
+    }
+}
+
+#[tokio::test]
+async fn keeps_what_a_sink_promises() -> Result<()> {
+    let report = Conformance::new().cases(40).must_recover().check(async || Ok(memory())).await?;
+    assert!(report.recovers && report.headers && report.full > 0, "{report}");
     Ok(())
 }
