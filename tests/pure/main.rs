@@ -5,5 +5,6 @@
 mod conformance;
 mod docs;
 mod formats;
+mod hostile;
 mod store;
 mod walls;
