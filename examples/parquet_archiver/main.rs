@@ -20,6 +20,7 @@ mod file;
 mod names;
 mod recover;
 mod sink;
+mod turn;
 
 use std::process::ExitCode;
 

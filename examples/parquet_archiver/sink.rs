@@ -12,6 +12,7 @@ use crate::disk::{self, SinkError};
 use crate::file::{self, Row};
 use crate::names;
 use crate::recover;
+use crate::turn::Turn;
 
 /// A directory of Parquet files, in directories by source.
 #[derive(Clone, Debug)]
@@ -55,6 +56,7 @@ pub(crate) struct ParquetSink {
     max_bytes: usize,
     rewrite_from: Option<u64>,
     progress: Arc<Progress>,
+    turn: Turn,
 }
 
 impl ParquetSink {
@@ -69,9 +71,11 @@ impl ParquetSink {
         progress: Arc<Progress>,
     ) -> Result<Self, SinkError> {
         let directory = out.join(names::directory(&source));
-        let made = directory.clone();
-        blocking(&directory, move || disk::create_directory(&made)).await?;
-        Ok(Self { directory, source, rows: Vec::new(), bytes: 0, max_bytes, rewrite_from: None, progress })
+        let turn = Turn::of(&directory);
+        let sink =
+            Self { directory, source, rows: Vec::new(), bytes: 0, max_bytes, rewrite_from: None, progress, turn };
+        sink.work(disk::create_directory).await?;
+        Ok(sink)
     }
 
     /// From this sequence on, what no file holds shall be written again, also what the checkpoint has.
@@ -80,6 +84,20 @@ impl ParquetSink {
     pub(crate) const fn rewrite_missing_from(mut self, sequence: Option<u64>) -> Self {
         self.rewrite_from = sequence;
         self
+    }
+
+    /// Does work in the directory where it may block, once all earlier work there has ended: it goes on when its future is
+    /// dropped, and whoever asks what the archive holds must see what it wrote.
+    async fn work<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Path) -> Result<T, SinkError> + Send + 'static,
+    ) -> Result<T, SinkError> {
+        let (directory, turn) = (self.directory.clone(), self.turn.come().await);
+        let done = tokio::task::spawn_blocking(move || {
+            let _held = turn;
+            work(&directory)
+        });
+        done.await.map_err(|source| SinkError::Task { path: self.directory.clone(), source })?
     }
 }
 
@@ -98,8 +116,8 @@ impl Sink for ParquetSink {
         let rows = std::mem::take(&mut self.rows);
         self.bytes = 0;
         let count = rows.len();
-        let (directory, source) = (self.directory.clone(), self.source.clone());
-        let saved = blocking(&self.directory, move || file::save(&directory, &source, rows, &claim)).await?;
+        let source = self.source.clone();
+        let saved = self.work(move |directory| file::save(directory, &source, rows, &claim)).await?;
         if let Some((name, bytes)) = saved {
             tracing::debug!(records = count, bytes, file = %name, "archived");
             self.progress.archived(count, bytes);
@@ -113,15 +131,15 @@ impl Sink for ParquetSink {
 
     /// What the checkpoint has needs no footer: the names say which records a file holds.
     async fn recover_beyond(&mut self, _source: &Source, checkpoint: &Coverage) -> Result<Recovered, SinkError> {
-        let (directory, from, checkpoint) = (self.directory.clone(), self.rewrite_from, checkpoint.clone());
-        let found = blocking(&self.directory, move || {
+        let (from, checkpoint) = (self.rewrite_from, checkpoint.clone());
+        let found = self.work(move |directory| {
             let wanted = |first, last: RecordId| match from {
                 Some(from) => last.sequence >= from || !checkpoint.holds(first, last),
                 None => !checkpoint.holds(first, last),
             };
-            recover::recover(&directory, wanted, MAX_CLAIMS)
-        })
-        .await?;
+            recover::recover(directory, wanted, MAX_CLAIMS)
+        });
+        let found = found.await?;
         let (claims, damaged) = (found.claims.kept.len(), found.damaged.len());
         tracing::info!(
             files = found.files,
@@ -139,18 +157,8 @@ impl Sink for ParquetSink {
         _source: &Source,
         sequences: RangeInclusive<u64>,
     ) -> Result<Vec<RecordId>, SinkError> {
-        let directory = self.directory.clone();
-        blocking(&self.directory, move || recover::records_in(&directory, &sequences)).await
+        self.work(move |directory| recover::records_in(directory, &sequences)).await
     }
-}
-
-/// File systems block; the runtime's own threads must not.
-async fn blocking<T: Send + 'static>(
-    path: &Path,
-    work: impl FnOnce() -> Result<T, SinkError> + Send + 'static,
-) -> Result<T, SinkError> {
-    let joined = tokio::task::spawn_blocking(work).await;
-    joined.map_err(|source| SinkError::Task { path: path.to_owned(), source })?
 }
 
 #[cfg(test)]
@@ -240,6 +248,37 @@ mod tests {
         expected.sort_unstable();
         assert_eq!(files(&sink.directory)?, expected);
         assert!(neighbour.exists());
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn what_a_dropped_flush_still_writes_is_seen_by_the_next_sink() -> Result<()> {
+        let out = tempfile::tempdir()?;
+        let old = sink(out.path(), usize::MAX).await?;
+        let (begun, has_begun) = tokio::sync::oneshot::channel();
+        let (go, may_go) = std::sync::mpsc::channel::<()>();
+        let flush = old.work(move |directory| {
+            // A test that waits no longer has failed already.
+            let _ = (begun.send(()), may_go.recv());
+            let row = Row::from(Record::new(1, 1_000, "s.a", "x"));
+            file::save(directory, &Source::new("S"), [row], &Flush::without_guard(Reason::Due).claim())
+        });
+        tokio::select! {
+            _ = flush => anyhow::bail!("it was to wait"),
+            begun = has_begun => begun?,
+        }
+        drop(old);
+        let again = async {
+            let mut again = sink(out.path(), usize::MAX).await?;
+            anyhow::Ok(again.records_in(&Source::new("S"), 1..=1).await?)
+        };
+        tokio::pin!(again);
+        tokio::select! {
+            found = &mut again => anyhow::bail!("it did not wait for the flush before it: {found:?}"),
+            () = tokio::time::sleep(std::time::Duration::from_millis(200)) => {}
+        }
+        go.send(())?;
+        assert_eq!(again.await?, [RecordId::new(1, 1_000)]);
         Ok(())
     }
 
