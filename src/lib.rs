@@ -3,6 +3,9 @@
 mod checkpoint;
 mod claim;
 mod coverage;
+#[cfg(feature = "crash-points")]
+#[doc(hidden)]
+pub mod crash;
 mod dead_letter;
 mod error;
 mod events;
@@ -26,6 +29,16 @@ mod store;
 pub mod testing;
 mod trust;
 mod witness;
+
+/// Outside the tests that kill, a point is nothing.
+#[cfg(not(feature = "crash-points"))]
+mod crash {
+    pub(crate) const fn point(_name: &str) {}
+
+    pub(crate) fn during<T>(_name: &str, work: impl FnOnce() -> T) -> T {
+        work()
+    }
+}
 
 #[cfg(doc)]
 pub mod docs {

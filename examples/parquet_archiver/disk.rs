@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use parquet::errors::ParquetError;
 use tempfile::NamedTempFile;
 
-use crate::names;
+use crate::{crash, names};
 
 /// Why the archive cannot be written or read.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +33,7 @@ pub(crate) fn create_directory(path: &Path) -> Result<(), SinkError> {
     let missing = path.ancestors().take_while(|directory| !directory.exists()).count();
     fs::create_dir_all(&path).map_err(error)?;
     tempfile::tempfile_in(&path).map_err(error)?;
+    crash::point("directory-made");
     for (depth, directory) in path.ancestors().enumerate() {
         match sync_directory(directory) {
             // What was there before need not be ours to open. It is tried all the same: an earlier process, killed right
@@ -53,16 +54,24 @@ pub(crate) fn temporary(directory: &Path, name: &str) -> Result<NamedTempFile, S
     // Others may read an archive; the umask still decides.
     #[cfg(unix)]
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    builder.tempfile_in(directory).map_err(|source| SinkError::Write { path: directory.join(name), source })
+    let file =
+        builder.tempfile_in(directory).map_err(|source| SinkError::Write { path: directory.join(name), source })?;
+    crash::point("file-made");
+    Ok(file)
 }
 
 /// Gives a temporary file its final name, in the only order that survives a power cut: the data first, then the name, then
 /// the directory that holds the name.
 pub(crate) fn publish(file: NamedTempFile, path: &Path) -> Result<(), SinkError> {
     let error = |source| SinkError::Write { path: path.to_owned(), source };
-    sync(file.as_file(), path).map_err(error)?;
+    crash::point("file-written");
+    crash::during("file-sync", || sync(file.as_file(), path)).map_err(error)?;
+    crash::point("file-synced");
     file.persist(path).map_err(|failed| error(failed.error))?;
-    sync_parent(path).map_err(error)
+    crash::point("file-renamed");
+    sync_parent(path).map_err(error)?;
+    crash::point("file-durable");
+    Ok(())
 }
 
 /// Moves a damaged file out of the way of a whole one and returns its new name.

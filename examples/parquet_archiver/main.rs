@@ -22,10 +22,22 @@ mod recover;
 mod sink;
 mod turn;
 
+/// Where tests kill the process; otherwise a point is nothing.
+#[cfg(not(feature = "crash-points"))]
+mod crash {
+    pub(crate) const fn point(_name: &str) {}
+
+    pub(crate) fn during<T>(_name: &str, work: impl FnOnce() -> T) -> T {
+        work()
+    }
+}
+
 use std::process::ExitCode;
 
 use archiver_support::Failure;
 use clap::Parser;
+#[cfg(feature = "crash-points")]
+use replay_guard::crash;
 
 use crate::cli::{Cli, Command};
 use crate::sink::Archive;

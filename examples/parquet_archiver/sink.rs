@@ -10,9 +10,9 @@ use replay_guard::{Coverage, Durable, Flush, Record, RecordId, Recovered, Sink, 
 
 use crate::disk::{self, SinkError};
 use crate::file::{self, Row};
-use crate::names;
 use crate::recover;
 use crate::turn::Turn;
+use crate::{crash, names};
 
 /// A directory of Parquet files, in directories by source.
 #[derive(Clone, Debug)]
@@ -108,6 +108,7 @@ impl Sink for ParquetSink {
         let row = Row::from(record);
         self.bytes += row.memory();
         self.rows.push(row);
+        crash::point("record-taken");
         Ok(if self.bytes >= self.max_bytes { Written::Full } else { Written::Accepted })
     }
 

@@ -16,6 +16,7 @@ use super::pace::Backoff;
 use super::permissions;
 use super::resume::{self, First, Start, StartError};
 use super::settings::{self, Expected};
+use crate::crash;
 use crate::dead_letter::Hook;
 use crate::error::{GuardError, OpenError, SinkFailure, chain};
 use crate::events;
@@ -421,6 +422,7 @@ impl<O: Observer + Clone + 'static> Opener<'_, O> {
         };
         let guard = opening.open(sink, self.observer.clone(), first.origin).await?;
         let config = found.as_ref().map_or_else(|| self.config.clone(), |position| position.config.clone());
+        crash::point("consumer-unmarked");
         match (&found, first.move_to) {
             (Some(_), Some(to)) => _ = consumer.move_to(to, &config, &id).await?,
             (Some(_), None) => _ = consumer.mark(&id).await?,
@@ -433,6 +435,7 @@ impl<O: Observer + Clone + 'static> Opener<'_, O> {
             },
             (None, _) => {}
         }
+        crash::point("consumer-marked");
         // It may keep messages of an interest stream until the one in use is known to deliver them.
         let leftover = switched.then(|| Box::new(spare));
         Ok(Opened { guard, config, consumer, leftover })

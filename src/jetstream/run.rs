@@ -20,6 +20,7 @@ use super::pull::{Batch, Pull};
 use super::session::SessionEnd;
 use super::settings::Expected;
 use super::switch::{remove_leftover, take_over};
+use crate::crash;
 use crate::error::{GuardError, chain};
 use crate::events;
 use crate::guard::{Offer, Reported};
@@ -247,6 +248,7 @@ impl<S: Sink + 'static> Driver<S> {
                 if stop.came() && dropped == 0 && !matches!(timeout(SEND_DEADLINE, client.flush()).await, Ok(Ok(()))) {
                     events::acks_dropped(&self.source, count);
                 }
+                crash::point("acks-sent");
                 run.plan.answered();
             }
             Action::Find => {
@@ -331,7 +333,8 @@ fn connection(client: &Client) -> Connection {
 /// Sends answers as long as this is the connection the deliveries came on; says how many were dropped. What is not sent is
 /// delivered again and skipped: an ack that waited for a reconnect would reach whatever message has its sequence then.
 async fn send(client: &Client, plan: &Plan, answers: Vec<(Subject, Answer)>) -> usize {
-    let mut left = answers.len();
+    let (mut left, half) = (answers.len(), answers.len() / 2);
+    crash::point("acks-unsent");
     let deadline = Instant::now() + SEND_DEADLINE;
     for (reply, answer) in answers {
         if !plan.is_current(connection(client)) {
@@ -342,6 +345,9 @@ async fn send(client: &Client, plan: &Plan, answers: Vec<(Subject, Answer)>) -> 
             break;
         }
         left -= 1;
+        if left == half {
+            crash::point("acks-half-sent");
+        }
     }
     left
 }

@@ -19,6 +19,7 @@ use super::disk::{Disk, Node};
 use super::frame::{self, BLOCK, HEADER, Header, MAX_BODY, MAX_COUNTER, MAX_LOG2, MIN_LOG2};
 use super::names::Paths;
 use super::{Saved, StoreError, Stored};
+use crate::crash;
 use crate::fault::{self, Fault};
 
 /// A checkpoint file on a disk.
@@ -124,6 +125,7 @@ impl<D: Disk> SlotFile<D> {
             State::Opened { counter } => {
                 let saved = self.replace(needed, counter, version, body)?;
                 self.sync_dirs()?;
+                crash::point("checkpoint-directories-synced");
                 saved
             }
             State::Saved { file, log2, newest, counter } if needed <= log2 && counter < MAX_COUNTER => {
@@ -176,11 +178,15 @@ impl<D: Disk> SlotFile<D> {
             return Err(failed("save to", path)(gone));
         }
         let frame = encode(log2, counter, version, body)?;
+        crash::point("slot-unwritten");
         self.disk.write_at(file, side.offset(log2), &frame).map_err(failed("write", path))?;
-        match self.disk.sync_data(file) {
-            Err(_) if fault::is(Fault::FailedSyncIgnored) => Ok(()),
-            synced => synced.map_err(failed("sync", path)),
+        crash::point("slot-written");
+        match crash::during("slot-sync", || self.disk.sync_data(file)) {
+            Err(_) if fault::is(Fault::FailedSyncIgnored) => {}
+            synced => synced.map_err(failed("sync", path))?,
         }
+        crash::point("slot-synced");
+        Ok(())
     }
 
     /// Puts a new file with the state in both slots in place of the old one.
@@ -189,6 +195,7 @@ impl<D: Disk> SlotFile<D> {
         let counter = if before < MAX_COUNTER { before + 1 } else { 1 };
         let temp = &self.paths.temp;
         let file = self.disk.create(temp).map_err(failed("create", temp))?;
+        crash::point("checkpoint-made");
         let frame = encode(log2, counter, version, body)?;
         for side in [Side::A, Side::B] {
             let start = side.offset(log2);
@@ -199,14 +206,18 @@ impl<D: Disk> SlotFile<D> {
                 self.disk.write_at(&file, start + offset as u64, &zeros).map_err(failed("write", temp))?;
             }
         }
-        self.disk.sync_all(&file).map_err(failed("sync", temp))?;
+        crash::point("checkpoint-written");
+        crash::during("checkpoint-sync", || self.disk.sync_all(&file)).map_err(failed("sync", temp))?;
+        crash::point("checkpoint-synced");
         self.rename_durably(temp, &self.paths.file)?;
+        crash::point("checkpoint-durable");
         Ok(State::Saved { file, log2, newest: Side::B, counter })
     }
 
     /// A rename is not durable before its directory is: one function, so that no caller forgets.
     fn rename_durably(&self, from: &Path, to: &Path) -> Result<(), StoreError> {
         self.disk.rename(from, to).map_err(failed("rename", from))?;
+        crash::point("checkpoint-renamed");
         if fault::is(Fault::RenameNotSynced) {
             return Ok(());
         }
