@@ -13,17 +13,43 @@ use crate::{crash, names};
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SinkError {
     #[error(
-        "cannot create, write or sync the directory {path}; check that it is one and that this user may write to it"
+        "cannot create, write or sync the directory {path}; check that it is one, that this user may write to it, and that \
+         its disk is well and has room"
     )]
     Directory { path: PathBuf, source: io::Error },
-    #[error("cannot write {path}; check the free space and the permissions of its directory")]
+    #[error("cannot write {path}; check that its disk is well and has room, and the permissions of its directory")]
     Write { path: PathBuf, source: io::Error },
-    #[error("cannot write {path} as Parquet; check the free space and the permissions of its directory")]
+    #[error(
+        "cannot write {path} as Parquet; check that its disk is well and has room, and the permissions of its directory"
+    )]
     Encode { path: PathBuf, source: ParquetError },
     #[error("cannot read {path}; check its permissions, or move it out of the archive if it is damaged")]
     Read { path: PathBuf, source: ParquetError },
     #[error("the task that writes into {path} ended without a result")]
     Task { path: PathBuf, source: tokio::task::JoinError },
+}
+
+impl SinkError {
+    /// Whether a person chose a wrong directory. A disk that is full or fails is in trouble that passes.
+    pub(crate) fn is_setting(&self) -> bool {
+        use io::ErrorKind::{
+            AlreadyExists, InvalidFilename, InvalidInput, IsADirectory, NotADirectory, NotFound, PermissionDenied,
+            ReadOnlyFilesystem, Unsupported,
+        };
+        let (Self::Directory { source, .. } | Self::Write { source, .. }) = self else { return false };
+        matches!(
+            source.kind(),
+            AlreadyExists
+                | InvalidFilename
+                | InvalidInput
+                | IsADirectory
+                | NotADirectory
+                | NotFound
+                | PermissionDenied
+                | ReadOnlyFilesystem
+                | Unsupported
+        )
+    }
 }
 
 /// Creates a directory with its parents, so that all of them survive a power cut, and proves that files can be made there.
@@ -157,6 +183,18 @@ pub(crate) mod tests {
         create_directory(&path)?;
         assert_eq!(fs::read_dir(path)?.count(), 0, "the trial file is gone");
         Ok(())
+    }
+
+    #[test]
+    fn a_disk_in_trouble_is_no_wrong_setting() {
+        let error = |source| SinkError::Directory { path: "archive".into(), source };
+        // What ext4 and xfs answer when they are shut down.
+        for passes in [io::Error::from(io::ErrorKind::StorageFull), io::Error::from_raw_os_error(5)] {
+            assert!(!error(passes).is_setting());
+        }
+        for wrong in [io::ErrorKind::PermissionDenied, io::ErrorKind::NotADirectory, io::ErrorKind::NotFound] {
+            assert!(error(wrong.into()).is_setting(), "{wrong}");
+        }
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! How one Parquet file gets its rows and its name, and is read back.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, BufWriter, ErrorKind, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::Path;
 
 pub(crate) use archiver_parquet::{Footer, Row};
 use archiver_parquet::{TAIL, encode, ids_of, rows_of};
+use bytes::Bytes;
 use parquet::errors::ParquetError;
 use replay_guard::{Claim, RecordId, Source};
 
@@ -29,9 +30,10 @@ pub(crate) fn save(
     };
     let name = names::file(first, last);
     let path = directory.join(&name);
-    match File::open(&path).map(rows_of) {
+    // Read first and decoded then: what the disk cannot give is not damaged.
+    match fs::read(&path).map(|bytes| rows_of(Bytes::from(bytes))) {
         Err(error) if error.kind() == ErrorKind::NotFound => {}
-        Err(source) => return Err(SinkError::Write { path, source }),
+        Err(source) => return Err(SinkError::Read { path, source: source.into() }),
         Ok(Ok(held)) => held.into_iter().for_each(|row| {
             rows.entry(row.id).or_insert(row);
         }),

@@ -41,8 +41,8 @@ impl Target for Archive {
         Ok(sink.rewrite_missing_from(self.rewrite_missing_from))
     }
 
-    fn is_setting(_error: &SinkError) -> bool {
-        true
+    fn is_setting(error: &SinkError) -> bool {
+        error.is_setting()
     }
 }
 

@@ -13,7 +13,7 @@ mod report;
 mod verify;
 
 use crate::checkpoint::StateId;
-use crate::error::GuardError;
+use crate::error::{GuardError, chain};
 use crate::events;
 use crate::ledger::Class;
 use crate::observer::ObserveError;
@@ -317,7 +317,7 @@ impl<S: Sink> Guard<S> {
                 Ok(value)
             }
             Err(error) => {
-                events::closed(&self.core.source, &error.to_string());
+                events::closed(&self.core.source, &chain(&error));
                 Err(error)
             }
         }

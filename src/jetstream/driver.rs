@@ -48,10 +48,12 @@ pub enum DriverError {
 }
 
 impl DriverError {
-    /// Whether somebody has to change something: a setting, a permission, a directory. Trying again does not help.
+    /// Whether somebody has to change something: a setting, a permission, a directory. Trying again does not help. A disk
+    /// that is full or fails is no setting: its trouble may pass.
     pub fn is_setting(&self) -> bool {
         match self {
-            Self::Open(OpenError::Store(StoreError::Io { .. } | StoreError::Locked { .. })) | Self::Start(_) => true,
+            Self::Open(OpenError::Store(error)) => error.is_setting(),
+            Self::Start(_) => true,
             Self::Open(OpenError::Observe(error)) => {
                 matches!(error, ObserveError::NoStream { .. } | ObserveError::Denied { .. })
             }

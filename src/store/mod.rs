@@ -52,7 +52,7 @@ pub struct Stored {
 #[non_exhaustive]
 pub enum StoreError {
     /// The file system refused.
-    #[error("cannot {action} {path}", path = path.display())]
+    #[error("cannot {action} {path}; {}", advice(source), path = path.display())]
     Io {
         /// What was tried, as a verb.
         action: &'static str,
@@ -62,7 +62,11 @@ pub enum StoreError {
         source: std::io::Error,
     },
     /// Another process, or another guard in this one, holds the checkpoint.
-    #[error("the checkpoint is in use: {path} is locked; one source can have one guard only", path = path.display())]
+    #[error(
+        "the checkpoint is in use: {path} is locked; one source can have one guard only: end the other one, or give this \
+         one a directory or a filter of its own",
+        path = path.display()
+    )]
     Locked {
         /// The lock file.
         path: PathBuf,
@@ -90,6 +94,50 @@ pub enum StoreError {
     /// A store outside this crate failed.
     #[error("the checkpoint store failed")]
     Other(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl StoreError {
+    /// Whether a person chose wrong, or has to let go of something. A disk that is full or fails is in trouble that passes.
+    pub(crate) fn is_setting(&self) -> bool {
+        use std::io::ErrorKind::{
+            AlreadyExists, InvalidFilename, InvalidInput, IsADirectory, NotADirectory, NotFound, PermissionDenied,
+            ReadOnlyFilesystem, Unsupported,
+        };
+        match self {
+            Self::Io { source, .. } => matches!(
+                source.kind(),
+                AlreadyExists
+                    | InvalidFilename
+                    | InvalidInput
+                    | IsADirectory
+                    | NotADirectory
+                    | NotFound
+                    | PermissionDenied
+                    | ReadOnlyFilesystem
+                    | Unsupported
+            ),
+            Self::Locked { .. } => true,
+            _ => false,
+        }
+    }
+}
+
+/// What a person can do about it.
+fn advice(error: &std::io::Error) -> &'static str {
+    use std::io::ErrorKind::{
+        AlreadyExists, InvalidInput, IsADirectory, NotADirectory, NotFound, PermissionDenied, QuotaExceeded,
+        ReadOnlyFilesystem, StorageFull,
+    };
+    match error.kind() {
+        StorageFull | QuotaExceeded => "make room on its disk",
+        PermissionDenied => "let this user read and write it and its directory",
+        ReadOnlyFilesystem => "make its file system writable, or choose another directory",
+        NotFound => "put its directory back, or let it be made anew",
+        AlreadyExists | InvalidInput | IsADirectory | NotADirectory => {
+            "move what stands in its way, or choose another directory"
+        }
+        _ => "check its disk",
+    }
 }
 
 /// Keeps the newest state of one source, durable, over crashes.
@@ -146,5 +194,37 @@ impl<T: CheckpointStore + ?Sized> CheckpointStore for Box<T> {
     }
     fn location(&self) -> String {
         (**self).location()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Error, ErrorKind};
+
+    use super::*;
+
+    #[test]
+    fn an_error_names_the_path_the_cause_and_what_to_do_and_a_disk_in_trouble_is_no_setting() {
+        for (kind, advice, is_setting) in [
+            (ErrorKind::StorageFull, "make room", false),
+            (ErrorKind::QuotaExceeded, "make room", false),
+            (ErrorKind::Other, "check its disk", false),
+            (ErrorKind::TimedOut, "check its disk", false),
+            (ErrorKind::PermissionDenied, "let this user", true),
+            (ErrorKind::ReadOnlyFilesystem, "make its file system writable", true),
+            (ErrorKind::NotADirectory, "move what stands in its way", true),
+            (ErrorKind::NotFound, "put its directory back", true),
+        ] {
+            let error = StoreError::Io { action: "write", path: "/state/x".into(), source: Error::from(kind) };
+            let text = crate::error::chain(&error);
+            assert!(text.starts_with("cannot write /state/x; ") && text.contains(advice), "{text}");
+            assert!(text.ends_with(&Error::from(kind).to_string()), "{text}");
+            assert_eq!(error.is_setting(), is_setting, "{text}");
+        }
+        // What ext4 and xfs answer when they are shut down.
+        let error = StoreError::Io { action: "sync", path: "/state/x".into(), source: Error::from_raw_os_error(5) };
+        assert!(!error.is_setting(), "{error}");
+        assert!(StoreError::Locked { path: "/state/x".into() }.is_setting());
+        assert!(!StoreError::Closed.is_setting());
     }
 }

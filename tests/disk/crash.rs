@@ -71,7 +71,7 @@ async fn die_and_go_on(server: &Server, point: &str, passing: u64) -> Result<()>
     }
     bench.publish(7).await?;
     // As at another hour: what is written again does not just replace what was there.
-    bench.finish(bench.start_as(&mut bench.command_flushing(43))?).await?;
+    bench.finish(bench.start_as(&mut bench.command_flushing(43, "0.1"))?).await?;
     bench.check().await
 }
 

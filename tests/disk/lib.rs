@@ -16,6 +16,7 @@ use archiver_support::{Process, killing};
 use async_nats::jetstream::consumer::pull;
 use async_nats::jetstream::{self, Context, stream};
 use bytes::Bytes;
+use replay_guard::{CheckpointStore as _, FileStore, Source};
 use tokio::time::{Instant, sleep};
 
 /// The durable consumer that archivers use.
@@ -28,7 +29,8 @@ pub const POLL: Duration = Duration::from_millis(20);
 /// A stream, and the place where it is archived.
 #[derive(Debug)]
 pub struct Bench {
-    program: PathBuf,
+    /// The archiver.
+    pub program: PathBuf,
     url: String,
     /// The connection of the test.
     pub jetstream: Context,
@@ -78,16 +80,30 @@ impl Bench {
         Ok(())
     }
 
-    /// The archiver's command line: a file for each 50 messages.
-    pub fn command(&self) -> Command {
-        self.command_flushing(50)
+    /// The files of the source.
+    pub fn files(&self) -> PathBuf {
+        self.out.join(archiver_parquet::names::directory(&self.source()))
     }
 
-    /// The archiver's command line, with another number of messages in a file.
-    pub fn command_flushing(&self, records: u32) -> Command {
+    /// The checkpoint of the source.
+    pub fn checkpoint(&self) -> PathBuf {
+        FileStore::new(&self.state, &self.source()).location().into()
+    }
+
+    fn source(&self) -> Source {
+        Source::new(&self.stream)
+    }
+
+    /// The archiver's command line: a file for each 50 messages.
+    pub fn command(&self) -> Command {
+        self.command_flushing(50, "0.1")
+    }
+
+    /// The archiver's command line, with other limits for a file: messages, and seconds.
+    pub fn command_flushing(&self, records: u32, seconds: &str) -> Command {
         let mut command = Command::new(&self.program);
         command.args(["archive", "--server", &self.url, "--stream", &self.stream, "--consumer", CONSUMER]);
-        command.args(["--flush-records", &records.to_string(), "--flush-after", "0.1"]);
+        command.args(["--flush-records", &records.to_string(), "--flush-after", seconds]);
         command.args(["--log", "info,async_nats=off"]);
         command.arg("--out").arg(&self.out).arg("--state").arg(&self.state).current_dir(&self.logs);
         command
@@ -121,14 +137,20 @@ impl Bench {
         Ok(())
     }
 
-    /// Lets an archiver finish what there is, and stops it.
-    pub async fn finish(&self, mut archiver: Archiver) -> Result<()> {
+    /// Waits until everything is delivered and acked.
+    pub async fn catch_up(&self, archiver: &mut Archiver) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         while !killing::is_done(&self.jetstream, &self.stream, CONSUMER).await.map_err(Error::from_boxed)? {
             archiver.runs()?;
             ensure!(Instant::now() < deadline, "the archiver does not finish the work:\n{}", archiver.log());
             sleep(POLL).await;
         }
+        Ok(())
+    }
+
+    /// Lets an archiver finish what there is, and stops it.
+    pub async fn finish(&self, mut archiver: Archiver) -> Result<()> {
+        self.catch_up(&mut archiver).await?;
         let status = archiver.stop().await?;
         ensure!(status.success(), "the archiver did not stop cleanly ({status}):\n{}", archiver.log());
         Ok(())

@@ -319,7 +319,8 @@ mod unix {
                 make(&at, &target);
                 match store(&dir).open().await.unwrap_err() {
                     error @ StoreError::Io { .. } => {
-                        assert_eq!(error.to_string(), format!("cannot open {}", at.display()));
+                        let advice = "move what stands in its way, or choose another directory";
+                        assert_eq!(error.to_string(), format!("cannot open {}; {advice}", at.display()));
                         let source = error.source().unwrap().to_string();
                         assert_eq!(source, format!("expected a file, found {what}"));
                     }

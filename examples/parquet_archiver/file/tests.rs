@@ -130,6 +130,18 @@ fn a_damaged_file_is_kept_aside_and_replaced() -> Result<()> {
 }
 
 #[test]
+fn what_cannot_be_read_is_not_taken_for_damaged() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let path = saved(directory.path(), [row(1), row(2)])?;
+    std::fs::remove_file(&path)?;
+    std::fs::create_dir(&path)?;
+    let error = saved(directory.path(), [row(1), row(2)]).map_or_else(|error| error.to_string(), |_| String::new());
+    assert!(error.contains(&path.display().to_string()), "{error}");
+    assert!(path.is_dir(), "it is left where it is");
+    Ok(())
+}
+
+#[test]
 fn no_rows_make_no_file() -> Result<()> {
     let directory = tempfile::tempdir()?;
     assert!(save(directory.path(), &source(), [], &no_claim())?.is_none());

@@ -1,0 +1,130 @@
+//! Trouble that comes while the archiver runs: it goes on when it is over, without being started again.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+
+use super::{Archiver, Bench, on_each, text};
+
+/// Comes, is said, goes. Meanwhile nothing is acked.
+async fn outlasts(
+    bench: &Bench,
+    archiver: &mut Archiver,
+    begin: impl FnOnce() -> Result<()>,
+    words: &[&str],
+    end: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    bench.publish(120).await?;
+    bench.catch_up(archiver).await?;
+    let acked = bench.acked().await?;
+    begin()?;
+    bench.publish(80).await?;
+    println!("{}", archiver.says(words).await?);
+    // It is tried again, and fails again.
+    archiver.says(&[words, &["reopen"]].concat()).await?;
+    ensure!(bench.acked().await? == acked, "something is acked");
+    end()?;
+    bench.catch_up(archiver).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directory_that_is_a_file_for_a_while() -> Result<()> {
+    on_each(async |place| {
+        let bench = &place.bench;
+        let mut archiver = bench.start()?;
+        let aside = place.path("aside");
+        for (directory, advice) in [(&bench.out, "check that"), (&bench.state, "move what stands in its way")] {
+            let begin = || {
+                fs::rename(directory, &aside)?;
+                Ok(fs::write(directory, "x")?)
+            };
+            let end = || {
+                fs::remove_file(directory)?;
+                Ok(fs::rename(&aside, directory)?)
+            };
+            let named = text(directory);
+            outlasts(bench, &mut archiver, begin, &[&named, advice, "Not a directory"], end)
+                .await
+                .with_context(|| named.clone())?;
+        }
+        bench.finish(archiver).await?;
+        bench.check().await
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_checkpoint_that_is_a_directory_or_a_link_for_a_while() -> Result<()> {
+    on_each(async |place| {
+        let bench = &place.bench;
+        let mut archiver = bench.start()?;
+        let path = bench.checkpoint();
+        let hinders: [(fn(&Path) -> Result<()>, fn(&Path) -> std::io::Result<()>, &str); 2] = [
+            (|path| Ok(fs::create_dir(path)?), |path| fs::remove_dir(path), "found a directory"),
+            (|path| Ok(symlink("/dev/null", path)?), |path| fs::remove_file(path), "found a symbolic link"),
+        ];
+        let aside = place.path("aside");
+        for (hinder, free, cause) in hinders {
+            let begin = || {
+                fs::rename(&path, &aside)?;
+                hinder(&path)
+            };
+            let end = || {
+                free(&path)?;
+                Ok(fs::rename(&aside, &path)?)
+            };
+            let named = text(&path);
+            outlasts(bench, &mut archiver, begin, &[&named, "move what stands in its way", cause], end).await?;
+        }
+        bench.finish(archiver).await?;
+        bench.check().await
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directory_that_may_not_be_written_for_a_while() -> Result<()> {
+    on_each(async |mut place| {
+        let mut archiver = place.start_as_nobody()?;
+        let bench = &place.bench;
+        archiver.says(&["archiving"]).await?;
+        let files = bench.files();
+        let mode = |mode| Ok(fs::set_permissions(&files, fs::Permissions::from_mode(mode))?);
+        let words = [&text(&files), "the permissions of its directory", "Permission denied"];
+        outlasts(bench, &mut archiver, || mode(0o500), &words, || mode(0o700)).await?;
+        bench.finish(archiver).await?;
+        bench.check().await
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directory_that_vanishes_is_made_anew() -> Result<()> {
+    on_each(async |place| {
+        let bench = &place.bench;
+        let mut archiver = bench.start()?;
+        for (directory, advice) in [(&bench.out, "check that"), (&bench.state, "let it be made anew")] {
+            bench.publish(120).await?;
+            bench.catch_up(&mut archiver).await?;
+            let aside = place.path("aside");
+            fs::rename(directory, &aside)?;
+            bench.publish(80).await?;
+            println!("{}", archiver.says(&[&text(directory), advice]).await?);
+            bench.catch_up(&mut archiver).await?;
+            // The files come back, to the new ones; the checkpoint is gone for good.
+            if directory == &bench.out {
+                for file in fs::read_dir(aside.join(bench.files().file_name().unwrap_or_default()))? {
+                    let file = file?;
+                    fs::rename(file.path(), bench.files().join(file.file_name()))?;
+                }
+            }
+            fs::remove_dir_all(&aside)?;
+            bench.check().await?;
+        }
+        bench.finish(archiver).await?;
+        bench.check().await
+    })
+    .await
+}
