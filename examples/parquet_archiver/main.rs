@@ -12,6 +12,8 @@
 //! demonstration.
 
 mod cli;
+#[cfg(test)]
+mod conformance;
 mod demo;
 mod disk;
 #[cfg(test)]
