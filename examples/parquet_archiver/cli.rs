@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use archiver_support::SourceSettings;
 use clap::{Args, Parser, Subcommand};
 
+use crate::parts::Partition;
+
 /// Archives a NATS JetStream stream into Parquet files, without loss and without writing anything twice.
 #[derive(Debug, Parser)]
 #[command(name = "parquet_archiver", arg_required_else_help = true)]
@@ -48,6 +50,13 @@ pub(crate) struct ArchiveSettings {
     /// Directory of the checkpoint, which says what is archived; if it is lost, the files in the archive say it
     #[arg(long, value_name = "DIR", default_value = "state")]
     pub(crate) state: PathBuf,
+
+    /// Partition the files by the time their messages were published, in UTC
+    ///
+    /// A partition's file is written once the partition itself has reached one of the numbers above, or memory or the
+    /// server's window is full. An archive may have been partitioned otherwise before.
+    #[arg(long, value_enum, value_name = "TIME", default_value_t)]
+    pub(crate) partition_by: Partition,
 
     /// Write again what no file holds any more, from this stream sequence on
     ///

@@ -20,6 +20,7 @@ mod disk;
 mod exactly_once;
 mod file;
 mod names;
+mod parts;
 mod recover;
 mod sink;
 mod turn;
@@ -48,7 +49,9 @@ use crate::sink::Archive;
 async fn main() -> ExitCode {
     let ended = match Cli::parse().command {
         Command::Archive(settings) => {
-            let archive = Archive::new(settings.out).rewrite_missing_from(settings.rewrite_missing_from);
+            let archive = Archive::new(settings.out)
+                .rewrite_missing_from(settings.rewrite_missing_from)
+                .partitioned_by(settings.partition_by);
             let state = Some(settings.state);
             Box::pin(archiver_support::main(settings.source, "parquet-archiver", state, archive)).await
         }

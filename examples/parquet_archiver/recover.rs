@@ -12,6 +12,7 @@ use replay_guard::RecordId;
 use crate::disk::{self, SinkError};
 use crate::file::{self, Footer};
 use crate::names;
+use crate::parts::is_partition;
 
 /// How many files are read for the records in a range.
 const FEW: usize = 4;
@@ -44,22 +45,26 @@ pub(crate) fn recover(
     let error = |source| SinkError::Directory { path: directory.to_owned(), source };
     let mut found = Found::default();
     let mut files = Vec::new();
-    for entry in fs::read_dir(directory).map_err(error)? {
-        let entry = entry.map_err(error)?;
-        let name = entry.file_name();
-        let Some(name) = name.to_str() else { continue };
-        if let Some((first, last)) = names::ids(name) {
-            found.files += 1;
-            if wanted(first, last) {
-                files.push((first, last));
+    let directories = directories(directory)?;
+    for (number, directory) in directories.iter().enumerate() {
+        for entry in fs::read_dir(directory).map_err(error)? {
+            let entry = entry.map_err(error)?;
+            let name = entry.file_name();
+            let Some(name) = name.to_str() else { continue };
+            if let Some((first, last)) = names::ids(name) {
+                found.files += 1;
+                if wanted(first, last) {
+                    files.push((last, first, number));
+                }
+            } else if names::is_temporary(name) {
+                fs::remove_file(entry.path()).map_err(|source| SinkError::Write { path: entry.path(), source })?;
+                found.removed += 1;
             }
-        } else if names::is_temporary(name) {
-            fs::remove_file(entry.path()).map_err(|source| SinkError::Write { path: entry.path(), source })?;
-            found.removed += 1;
         }
     }
-    files.sort_unstable_by_key(|(first, last)| Reverse((*last, *first)));
-    for (first, last) in files {
+    files.sort_unstable_by_key(|file| Reverse(*file));
+    for (last, first, number) in files {
+        let Some(directory) = directories.get(number) else { continue };
         let path = directory.join(names::file(first, last));
         let footer = match read(&path) {
             Ok(footer) => footer,
@@ -85,8 +90,24 @@ pub(crate) fn recover(
             }
         }
     }
-    disk::sync_directory(directory).map_err(error)?;
+    for directory in &directories {
+        disk::sync_directory(directory).map_err(error)?;
+    }
     Ok(found)
+}
+
+/// Where the files of a source lie: in its own directory, and in those of partitions, whether there are any today or were once.
+fn directories(directory: &Path) -> Result<Vec<PathBuf>, SinkError> {
+    let error = |source| SinkError::Directory { path: directory.to_owned(), source };
+    let mut directories = Vec::new();
+    for entry in fs::read_dir(directory).map_err(error)? {
+        let entry = entry.map_err(error)?;
+        if entry.file_name().to_str().is_some_and(is_partition) && entry.file_type().map_err(error)?.is_dir() {
+            directories.push(entry.path());
+        }
+    }
+    directories.push(directory.to_owned());
+    Ok(directories)
 }
 
 /// Records with a sequence in this range: all of them if few files hold them, else the first and last ones of files. What
@@ -94,17 +115,23 @@ pub(crate) fn recover(
 pub(crate) fn records_in(directory: &Path, range: &RangeInclusive<u64>) -> Result<Vec<RecordId>, SinkError> {
     let error = |source| SinkError::Directory { path: directory.to_owned(), source };
     let mut files = Vec::new();
-    for entry in fs::read_dir(directory).map_err(error)? {
-        let name = entry.map_err(error)?.file_name();
-        let ids = name.to_str().and_then(names::ids);
-        files.extend(ids.filter(|(first, last)| first.sequence <= *range.end() && last.sequence >= *range.start()));
+    let mut paths = Vec::new();
+    for directory in directories(directory)? {
+        for entry in fs::read_dir(&directory).map_err(error)? {
+            let entry = entry.map_err(error)?;
+            let ids = entry.file_name().to_str().and_then(names::ids);
+            let ids = ids.filter(|(first, last)| first.sequence <= *range.end() && last.sequence >= *range.start());
+            if let Some(ids) = ids {
+                files.push(ids);
+                paths.push(entry.path());
+            }
+        }
     }
     if files.len() > FEW {
         return Ok(ends_of(&files, range));
     }
     let mut found = Vec::new();
-    for (first, last) in files {
-        let path = directory.join(names::file(first, last));
+    for path in paths {
         match file::ids(&path) {
             Ok(ids) => found.extend(ids.into_iter().filter(|id| range.contains(&id.sequence))),
             Err(error) => {

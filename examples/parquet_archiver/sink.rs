@@ -1,15 +1,17 @@
-//! The sink: buffers records and writes one Parquet file per flush.
+//! The sink: buffers records and writes a Parquet file per flush, or per partition.
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use archiver_parquet::MAX_CLAIMS;
-use archiver_support::{Job, Progress, Target};
-use replay_guard::{Coverage, Durable, Flush, Record, RecordId, Recovered, Sink, Source, Written};
+use archiver_support::{FlushSettings, Job, Progress, Target};
+use replay_guard::{Coverage, Durable, Flush, Reason, Record, RecordId, Recovered, Sink, Source, Written};
 
 use crate::disk::{self, SinkError};
 use crate::file::{self, Row};
+use crate::parts::{Partition, Parts};
 use crate::recover;
 use crate::turn::Turn;
 use crate::{crash, names};
@@ -19,11 +21,17 @@ use crate::{crash, names};
 pub(crate) struct Archive {
     directory: PathBuf,
     rewrite_missing_from: Option<u64>,
+    partition: Partition,
 }
 
 impl Archive {
     pub(crate) const fn new(directory: PathBuf) -> Self {
-        Self { directory, rewrite_missing_from: None }
+        Self { directory, rewrite_missing_from: None, partition: Partition::None }
+    }
+
+    pub(crate) const fn partitioned_by(mut self, partition: Partition) -> Self {
+        self.partition = partition;
+        self
     }
 
     /// As [`ParquetSink::rewrite_missing_from`].
@@ -38,6 +46,7 @@ impl Target for Archive {
 
     async fn open(&self, job: &Job, progress: &Arc<Progress>) -> Result<ParquetSink, SinkError> {
         let sink = ParquetSink::open(&self.directory, job.source(), job.flush.bytes, Arc::clone(progress)).await?;
+        let sink = sink.partitioned_by(self.partition, job.flush);
         Ok(sink.rewrite_missing_from(self.rewrite_missing_from))
     }
 
@@ -46,14 +55,14 @@ impl Target for Archive {
     }
 }
 
-/// Writes one Parquet file per flush into a directory of its source.
+/// Writes one Parquet file per flush into a directory of its source, or one per partition when that is large or old enough.
 #[derive(Debug)]
 pub(crate) struct ParquetSink {
     directory: PathBuf,
     source: Source,
-    rows: Vec<Row>,
-    bytes: usize,
+    parts: Parts,
     max_bytes: usize,
+    roll: FlushSettings,
     rewrite_from: Option<u64>,
     progress: Arc<Progress>,
     turn: Turn,
@@ -72,10 +81,17 @@ impl ParquetSink {
     ) -> Result<Self, SinkError> {
         let directory = out.join(names::directory(&source));
         let turn = Turn::of(&directory);
-        let sink =
-            Self { directory, source, rows: Vec::new(), bytes: 0, max_bytes, rewrite_from: None, progress, turn };
+        let roll = FlushSettings { records: usize::MAX, after: Duration::MAX, bytes: max_bytes };
+        let parts = Parts::default();
+        let sink = Self { directory, source, parts, max_bytes, roll, rewrite_from: None, progress, turn };
         sink.work(disk::create_directory).await?;
         Ok(sink)
+    }
+
+    /// A partition's file is written once the partition itself reaches one of these.
+    pub(crate) fn partitioned_by(mut self, partition: Partition, roll: FlushSettings) -> Self {
+        (self.parts, self.roll) = (Parts::new(partition), roll);
+        self
     }
 
     /// From this sequence on, what no file holds shall be written again, also what the checkpoint has.
@@ -105,25 +121,33 @@ impl Sink for ParquetSink {
     type Error = SinkError;
 
     async fn write(&mut self, record: Record) -> Result<Written, SinkError> {
-        let row = Row::from(record);
-        self.bytes += row.memory();
-        self.rows.push(row);
+        self.parts.push(Row::from(record));
         crash::point("record-taken");
-        Ok(if self.bytes >= self.max_bytes { Written::Full } else { Written::Accepted })
+        Ok(if self.parts.bytes() >= self.max_bytes { Written::Full } else { Written::Accepted })
     }
 
     async fn flush(&mut self, flush: Flush<'_>) -> Result<Durable, SinkError> {
-        let claim = flush.claim();
-        let rows = std::mem::take(&mut self.rows);
-        self.bytes = 0;
-        let count = rows.len();
-        let source = self.source.clone();
-        let saved = self.work(move |directory| file::save(directory, &source, rows, &claim)).await?;
-        if let Some((name, bytes)) = saved {
-            tracing::debug!(records = count, bytes, file = %name, "archived");
-            self.progress.archived(count, bytes);
+        let due = self.parts.due(flush.reason() == Reason::Everything, self.roll, self.max_bytes);
+        let mut durable = Vec::new();
+        for (partition, part) in due {
+            let ids: Vec<RecordId> = part.rows.iter().map(|row| row.id).collect();
+            let claim = flush.claim_for(&ids);
+            let source = self.source.clone();
+            let saved = self.work(move |directory| {
+                if partition.is_empty() {
+                    return file::save(directory, &source, part.rows, &claim);
+                }
+                let directory = directory.join(partition);
+                disk::create_directory(&directory)?;
+                file::save(&directory, &source, part.rows, &claim)
+            });
+            if let Some((name, bytes)) = saved.await? {
+                tracing::debug!(records = ids.len(), bytes, file = %name, "archived");
+                self.progress.archived(ids.len(), bytes);
+            }
+            durable.extend(ids);
         }
-        Ok(Durable::All)
+        Ok(if self.parts.is_empty() { Durable::All } else { Durable::Only(durable) })
     }
 
     async fn recover(&mut self, source: &Source) -> Result<Recovered, SinkError> {
@@ -167,7 +191,7 @@ mod tests {
     use std::fs;
 
     use anyhow::{Context, Result};
-    use replay_guard::Reason;
+    use replay_guard::{Guard, MemoryStore, MemoryStream};
 
     use super::*;
 
@@ -215,6 +239,42 @@ mod tests {
         assert_eq!(files(&again.directory)?, before);
         let name = before.first().context("one file")?;
         assert_eq!(file::read(&again.directory.join(name))?.len(), 10);
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn a_partition_becomes_a_file_by_itself_and_is_found_again() -> Result<()> {
+        let out = tempfile::tempdir()?;
+        let roll = FlushSettings { records: 2, after: Duration::from_secs(3_600), bytes: usize::MAX };
+        let stream = MemoryStream::new();
+        let records: Vec<Record> = [0, 0, 1, 0, 1]
+            .map(|hour| {
+                stream.pass(Duration::from_secs(hour * 3_600));
+                stream.publish("s.a", "x")
+            })
+            .into();
+        let new = async || -> Result<ParquetSink> {
+            Ok(sink(out.path(), usize::MAX).await?.partitioned_by(Partition::Hour, roll))
+        };
+        let source = Source::new("S").with_filters(["s.>"]);
+        let mut guard = Guard::open(source.clone(), new().await?, MemoryStore::new(), stream.clone()).await?;
+        let _ = guard.begin_session().await?;
+        for record in &records {
+            guard.offer(record.clone(), None).await?;
+        }
+        let due: Vec<u64> = guard.flush(Reason::Due).await?.acks().iter().map(|id| id.sequence).collect();
+        assert_eq!((due, guard.pending()), (vec![1, 2, 3, 4], 1), "the third hour has one record only");
+        let rest = guard.flush(Reason::Everything).await?;
+        assert_eq!((rest.acks().len(), guard.pending()), (1, 0));
+        drop(guard);
+        let mut again = new().await?;
+        assert_eq!(files(&again.directory)?.len(), 3, "a directory for each hour");
+        let Recovered::AtLeast(claims) = again.recover(&source).await? else { anyhow::bail!("claims") };
+        assert_eq!(claims.len(), 3);
+        assert_eq!(again.records_in(&source, 1..=5).await?.len(), 5);
+        let mut guard = Guard::open(source, new().await?, MemoryStore::new(), stream).await?;
+        let _ = guard.begin_session().await?;
+        assert_eq!(guard.offer(records[4].clone(), None).await?, replay_guard::Offer::Skipped, "without a checkpoint");
         Ok(())
     }
 
