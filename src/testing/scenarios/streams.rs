@@ -95,7 +95,7 @@ pub(super) async fn sources<S: Storage>(
         lives.push(life);
     }
     let mut outcome = Ok(());
-    for (name, step) in [("begin", 0), ("go on", 1), ("stop", 2), ("again", 3), ("rest", 4)] {
+    for (name, step) in [("begin", 0), ("go on", 1), ("stop", 2), ("power", 3), ("again", 4), ("rest", 5)] {
         for life in &mut lives {
             watch.step(format!("{}: {name}", life.source));
             outcome = side_by_side(life, step).await;
@@ -136,11 +136,9 @@ async fn side_by_side<S: Storage>(life: &mut Life<'_, S>, step: u32) -> Result<(
             life.archive(2).await
         }
         2 => life.die().await,
-        // All are gone by now.
-        3 => {
-            life.power_cut().await?;
-            life.open().await
-        }
+        // All are gone by now, and none is back.
+        3 => life.power_cut().await,
+        4 => life.open().await,
         _ => {
             life.publish(2);
             life.archive(2).await?;

@@ -246,6 +246,9 @@ impl Storage for Model {
     }
 
     async fn power_cut(&self) -> Result<Hook, SinkFailure> {
+        if Arc::strong_count(&self.disk) > 1 {
+            return Err("the kit left a sink open".into());
+        }
         if self.hooks {
             let mut disk = self.disk();
             disk.names = disk.synced_names.clone();
