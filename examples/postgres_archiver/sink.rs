@@ -46,22 +46,25 @@ impl Database {
         let location = session::place(&access);
         Self { access, location, held: Held::default() }
     }
+
+    async fn sink(
+        &self,
+        source: &Source,
+        max_bytes: usize,
+        progress: &Arc<Progress>,
+    ) -> Result<PostgresSink, SinkError> {
+        let session = Session::open(self.access.clone(), source).await?;
+        let session = Arc::new(tokio::sync::Mutex::new(session));
+        self.held.set(&session);
+        Ok(PostgresSink { session, rows: Vec::new(), bytes: 0, max_bytes, progress: Arc::clone(progress) })
+    }
 }
 
 impl Target for Database {
     type Sink = PostgresSink;
 
     async fn open(&self, job: &Job, progress: &Arc<Progress>) -> Result<PostgresSink, SinkError> {
-        let session = Session::open(self.access.clone(), &job.source()).await?;
-        let session = Arc::new(tokio::sync::Mutex::new(session));
-        self.held.set(&session);
-        Ok(PostgresSink {
-            session,
-            rows: Vec::new(),
-            bytes: 0,
-            max_bytes: job.flush.bytes,
-            progress: Arc::clone(progress),
-        })
+        self.sink(&job.source(), job.flush.bytes, progress).await
     }
 
     fn is_setting(error: &SinkError) -> bool {
@@ -153,3 +156,6 @@ impl Sink for PostgresSink {
 fn id((sequence, published): (i64, i64)) -> Option<RecordId> {
     u64::try_from(sequence).ok().map(|sequence| RecordId::new(sequence, published))
 }
+
+#[cfg(test)]
+mod tests;
