@@ -69,18 +69,18 @@ impl Archive {
         }
         Ok(())
     }
-}
 
-impl Target for Archive {
-    type Sink = ClickHouseSink;
-
-    async fn open(&self, job: &Job, progress: &Arc<Progress>) -> Result<ClickHouseSink, SinkError> {
+    async fn sink(
+        &self,
+        source: Source,
+        max_bytes: usize,
+        progress: &Arc<Progress>,
+    ) -> Result<ClickHouseSink, SinkError> {
         let TargetSettings { database, table, timeout, .. } = &*self.settings;
         let client = self.client();
         let abilities = Abilities::ask(&client, *timeout).await?;
         self.table(&client, &abilities).await?;
         let client = client.with_validation(abilities.validates());
-        let source = job.source();
         let session = Session::new(&client, &abilities, (database, table), &source, *timeout);
         // All that a flush does, with nothing to insert: what is not permitted fails here. Apart, since whether another
         // process works on this source is known only when `recover` is called.
@@ -93,9 +93,17 @@ impl Target for Archive {
             source,
             rows: Vec::new(),
             bytes: 0,
-            max_bytes: job.flush.bytes,
+            max_bytes,
             progress: Arc::clone(progress),
         })
+    }
+}
+
+impl Target for Archive {
+    type Sink = ClickHouseSink;
+
+    async fn open(&self, job: &Job, progress: &Arc<Progress>) -> Result<ClickHouseSink, SinkError> {
+        self.sink(job.source(), job.flush.bytes, progress).await
     }
 
     fn is_setting(error: &SinkError) -> bool {
@@ -157,3 +165,6 @@ impl Sink for ClickHouseSink {
         recover::records_in(&self.client, (database, table), &self.source, &sequences, *timeout).await
     }
 }
+
+#[cfg(test)]
+mod tests;
