@@ -23,7 +23,7 @@ pub(crate) enum SinkError {
         "cannot write {path} as Parquet; check that its disk is well and has room, and the permissions of its directory"
     )]
     Encode { path: PathBuf, source: ParquetError },
-    #[error("cannot read {path}; check its permissions, or move it out of the archive if it is damaged")]
+    #[error("cannot read {path}; check its disk and its permissions, or move it out of the archive if it is damaged")]
     Read { path: PathBuf, source: ParquetError },
     #[error("the task that writes into {path} ended without a result")]
     Task { path: PathBuf, source: tokio::task::JoinError },
@@ -57,7 +57,12 @@ pub(crate) fn create_directory(path: &Path) -> Result<(), SinkError> {
     let error = |source| SinkError::Directory { path: path.to_owned(), source };
     let path = std::path::absolute(path).map_err(error)?;
     let missing = path.ancestors().take_while(|directory| !directory.exists()).count();
-    fs::create_dir_all(&path).map_err(error)?;
+    let made = fs::create_dir_all(&path).map_err(|failed| match fs::metadata(&path) {
+        // On a disk that fails it only says that something is there.
+        Err(cause) if cause.kind() != io::ErrorKind::NotFound => cause,
+        _ => failed,
+    });
+    made.map_err(error)?;
     tempfile::tempfile_in(&path).map_err(error)?;
     crash::point("directory-made");
     for (depth, directory) in path.ancestors().enumerate() {

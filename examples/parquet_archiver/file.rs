@@ -33,7 +33,7 @@ pub(crate) fn save(
     // Read first and decoded then: what the disk cannot give is not damaged.
     match fs::read(&path).map(|bytes| rows_of(Bytes::from(bytes))) {
         Err(error) if error.kind() == ErrorKind::NotFound => {}
-        Err(source) => return Err(SinkError::Read { path, source: source.into() }),
+        Err(source) => return Err(SinkError::Write { path, source }),
         Ok(Ok(held)) => held.into_iter().for_each(|row| {
             rows.entry(row.id).or_insert(row);
         }),

@@ -120,11 +120,12 @@ fn fetch(version: &'static str) -> Result<PathBuf> {
     Ok(directory.join(name))
 }
 
-/// One nats-server with `JetStream`, a child of this process, with its own store. Dropped: killed, its files removed.
+/// One nats-server with `JetStream`, a child of this process, with its own store. Dropped: killed, its own files removed.
 #[derive(Debug)]
 pub struct Server {
     binary: PathBuf,
     directory: PathBuf,
+    store: PathBuf,
     port: Port,
     process: Option<Process>,
     snapshots: AtomicU32,
@@ -138,8 +139,16 @@ impl Server {
 
     /// As [`start`](Self::start), with more lines for the configuration file.
     pub async fn start_with(want: impl Into<Want>, configuration: &str) -> Result<Self> {
+        Self::begin(want.into(), configuration, None).await
+    }
+
+    /// As [`start`](Self::start), with its store in this directory, which is left where it is.
+    pub async fn start_on(want: impl Into<Want>, store: &Path) -> Result<Self> {
+        Self::begin(want.into(), "", Some(store.to_owned())).await
+    }
+
+    async fn begin(want: Want, configuration: &str, store: Option<PathBuf>) -> Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let want = want.into();
         let binary = tokio::task::spawn_blocking(move || binary(want)).await??;
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let directory = std::env::temp_dir().join(format!("replay-guard-nats-{}-{count}", std::process::id()));
@@ -149,7 +158,8 @@ impl Server {
         }
         fs::create_dir_all(&directory)?;
         let port = Port::reserve()?;
-        let mut server = Self { binary, directory, port, process: None, snapshots: AtomicU32::new(0) };
+        let store = store.unwrap_or_else(|| directory.join("store"));
+        let mut server = Self { binary, directory, store, port, process: None, snapshots: AtomicU32::new(0) };
         server.configure(configuration)?;
         server.launch().await?;
         Ok(server)
@@ -157,9 +167,9 @@ impl Server {
 
     /// Writes the configuration file anew, with more lines; in force from the next start on.
     pub fn configure(&self, more: &str) -> Result<()> {
-        let directory = self.directory.display();
+        let (directory, store) = (self.directory.display(), self.store.display());
         let text = format!(
-            "listen: \"127.0.0.1:{}\"\nlog_file: \"{directory}/log\"\njetstream {{ store_dir: \"{directory}/store\" }}\n{more}\n",
+            "listen: \"127.0.0.1:{}\"\nlog_file: \"{directory}/log\"\njetstream {{ store_dir: \"{store}\" }}\n{more}\n",
             self.port.number
         );
         Ok(fs::write(self.directory.join("nats.conf"), text)?)
@@ -271,7 +281,7 @@ impl Server {
 
     /// The directory of a stream.
     pub fn stream_directory(&self, stream: &str) -> PathBuf {
-        self.directory.join("store/jetstream/$G/streams").join(stream)
+        self.store.join("jetstream/$G/streams").join(stream)
     }
 
     /// The directory of a consumer: its state in `o.dat`, its configuration in `meta.inf`.
@@ -354,7 +364,7 @@ impl Server {
     /// Copies the whole store away; the copy can be put back any number of times.
     pub fn snapshot_store(&self) -> Result<PathBuf> {
         let copy = self.directory.join(format!("snapshot-{}", self.snapshots.fetch_add(1, Ordering::Relaxed)));
-        copy_all(&self.directory.join("store"), &copy)?;
+        copy_all(&self.store, &copy)?;
         Ok(copy)
     }
 
@@ -363,9 +373,8 @@ impl Server {
         if self.process.is_some() {
             return Err("the store of a running server cannot be put back".into());
         }
-        let store = self.directory.join("store");
-        fs::remove_dir_all(&store)?;
-        copy_all(snapshot, &store)
+        fs::remove_dir_all(&self.store)?;
+        copy_all(snapshot, &self.store)
     }
 }
 

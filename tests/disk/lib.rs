@@ -40,7 +40,8 @@ pub struct Bench {
     pub out: PathBuf,
     /// Where the checkpoint goes.
     pub state: PathBuf,
-    published: AtomicU64,
+    /// How many were published.
+    pub published: AtomicU64,
     lives: AtomicU32,
 }
 
@@ -70,6 +71,12 @@ impl Bench {
         };
         bench.jetstream.get_stream(stream).await?.create_consumer(consumer).await?;
         Ok(bench)
+    }
+
+    /// Connects anew, to a server that was away.
+    pub async fn connect(&mut self, server: &Server) -> Result<()> {
+        self.jetstream = jetstream::new(server.client().await.map_err(Error::from_boxed)?);
+        Ok(())
     }
 
     /// Makes the stream where there is none.
@@ -197,6 +204,14 @@ impl Bench {
         Ok(())
     }
 
+    /// How many messages are in the stream and not archived, archived more than once, and archived and not in the stream.
+    pub async fn count(&self) -> Result<(usize, u32, usize)> {
+        let (stream, held) = (self.stream().await?, self.archived()?);
+        let lost = stream.iter().filter(|message| !held.contains_key(message)).count();
+        let old = held.len() - (stream.len() - lost);
+        Ok((lost, held.values().map(|times| times - 1).sum(), old))
+    }
+
     /// Everything is archived, once.
     pub async fn check(&self) -> Result<()> {
         self.check_so_far().await?;
@@ -247,13 +262,19 @@ impl Archiver {
         }
     }
 
-    /// Waits until one line holds all of this; it must not end before. Returns the line.
+    /// Waits until a line holds all of this; it must not end before. Returns the line.
     pub async fn says(&mut self, words: &[&str]) -> Result<String> {
+        self.says_times(words, 1).await
+    }
+
+    /// Waits until so many lines hold all of this. Returns the last.
+    pub async fn says_times(&mut self, words: &[&str], times: usize) -> Result<String> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let running = self.runs();
             let log = self.log();
-            if let Some(line) = log.lines().find(|line| words.iter().all(|word| line.contains(word))) {
+            let mut lines = log.lines().filter(|line| words.iter().all(|word| line.contains(word)));
+            if let Some(line) = lines.nth(times - 1) {
                 return Ok(line.to_owned());
             }
             running?;

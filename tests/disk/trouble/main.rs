@@ -2,6 +2,8 @@
 //!
 //! Here is what needs no root; full and failing disks are in `power`.
 
+#![allow(clippy::future_not_send, reason = "a test stays on its thread")]
+
 mod running;
 mod starting;
 mod stopping;
