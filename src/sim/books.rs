@@ -199,6 +199,8 @@ impl Books {
     pub(crate) fn observe(&mut self) {
         let cuts: Vec<u64> = self.world.state().server.cuts[self.cuts..].to_vec();
         self.cuts += cuts.len();
+        // Cut again while it was being asked about, the end of what stands may not be found.
+        let again = cuts.len() > 1;
         for through in cuts {
             let standing = |id: &&RecordId| {
                 id.sequence <= through
@@ -209,13 +211,14 @@ impl Books {
             // anything, which then contradicts the span once more.
             let below = below.filter(|_| !self.world.state().server.stepped_back);
             self.boundaries.retain(|id| id.sequence <= through);
-            self.allow_above(below, |books, id| !books.settled(id));
+            // What was lost may have come back since, from a backup.
+            self.allow_above(below, |books, id| again || id.sequence > through || !books.settled(id));
             // One claim speaks for what one flush holds, and the cut may lie inside.
             let claims = self.sink.inside().recover != Recover::Unknown;
             let files = self.sink.inside().files.iter().map(|(_, ids)| ids.clone()).collect::<Vec<_>>();
             let split = files.into_iter().filter(|ids| ids.iter().any(|id| id.sequence > through)).flatten();
             for id in self.open.clone().into_iter().chain(split).filter(|_| claims) {
-                if !self.settled(id) {
+                if again || id.sequence > through || !self.settled(id) {
                     self.allow(id);
                 }
             }

@@ -90,7 +90,8 @@ fn unhex(hex: &str) -> Result<Vec<u8>, SinkFailure> {
 #[tokio::test(flavor = "multi_thread")]
 async fn keeps_what_a_sink_promises() -> Result<(), SinkFailure> {
     let server = ClickHouse::start(Kind::Old).await?;
-    let report = Conformance::new().cases(4).must_recover().check(async || Ok(Table::new(&server))).await?;
+    let kit = Conformance::new().cases(4).must_recover();
+    let report = Box::pin(kit.check(async || Ok(Table::new(&server)))).await?;
     println!("{report}");
     assert!(report.headers && report.full > 0 && report.waits > 0, "{report}");
     Ok(())
