@@ -341,22 +341,4 @@ mod unix {
             assert!(matches!(&error, StoreError::Io { .. }) && error.to_string().contains("taken"), "{error}");
         }
     }
-
-    #[tokio::test]
-    async fn a_directory_without_permission_is_named() {
-        let dir = TempDir::new().unwrap();
-        saved(&dir, &["one"]).await;
-        let closed = path(&dir).parent().unwrap().to_owned();
-        fs::set_permissions(&closed, fs::Permissions::from_mode(0o500)).unwrap();
-        if fs::write(closed.join("probe"), "x").is_ok() {
-            // Nothing is forbidden to root.
-            return;
-        }
-        let mut store = store(&dir);
-        store.open().await.unwrap();
-        let error = store.save(1, "two".into()).await.unwrap_err();
-        assert!(matches!(&error, StoreError::Io { action: "create", .. }), "{error:?}");
-        fs::set_permissions(&closed, fs::Permissions::from_mode(0o700)).unwrap();
-        assert_eq!(bodies(&store.open().await.unwrap()), [b"one"]);
-    }
 }
