@@ -22,13 +22,21 @@ impl Delivery {
     /// later form with domain and account hash before the stream and perhaps more after the end.
     pub(crate) fn parse(subject: &str) -> Option<Self> {
         let rest = subject.strip_prefix("$JS.ACK.")?;
+        let mut tokens = [""; 9];
+        let mut count = 0;
+        for token in rest.split('.') {
+            if let Some(place) = tokens.get_mut(count) {
+                *place = token;
+            }
+            count += 1;
+        }
         // Neither stream nor consumer names contain a dot, so the two forms differ by their count.
-        let skip = match rest.split('.').count() {
+        let skip = match count {
             7 => 2,
             9.. => 4,
             _ => return None,
         };
-        let mut tokens = rest.split('.').skip(skip);
+        let mut tokens = tokens.into_iter().skip(skip);
         let mut number = || tokens.next()?.parse::<u64>().ok();
         let (times, sequence, consumer_sequence) = (number()?, number()?, number()?);
         let published = i64::try_from(number()?).ok()?;
@@ -58,8 +66,8 @@ impl Answer {
 }
 
 /// Where to answer a delivery. A copy of its own: a slice of the message's buffer would keep the payload alive.
-pub(crate) fn detached(reply: &Subject) -> Subject {
-    Subject::from(String::from(reply.as_str()))
+pub(crate) fn detached(reply: &Subject) -> Box<str> {
+    reply.as_str().into()
 }
 
 #[cfg(test)]
@@ -84,7 +92,7 @@ mod tests {
         let reply = Subject::from_utf8(buffer.slice(..9)).expect("text");
         let kept = detached(&reply);
         drop(reply);
-        assert_eq!(kept.as_str(), "$JS.ACK.x");
+        assert_eq!(&*kept, "$JS.ACK.x");
         assert!(buffer.is_unique());
     }
 

@@ -309,7 +309,7 @@ impl Plan {
     pub(crate) fn delivered(
         &mut self,
         delivery: &Delivery,
-        reply: Subject,
+        reply: Box<str>,
         ours: bool,
         connection: Connection,
         now: Duration,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_nats::jetstream::consumer::Config;
 use async_nats::{Client, Message, Subscriber};
 use bytes::Bytes;
-use futures_util::StreamExt as _;
+use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::time::{Instant, sleep_until};
 
 use super::pace::Backoff;
@@ -102,6 +102,8 @@ pub(crate) struct Pull {
     /// Messages asked for that did not come yet.
     wanted: usize,
     heard: Instant,
+    /// Messages were taken since, without a look at the clock.
+    took: bool,
     asked: Instant,
     not_before: Option<Instant>,
     backoff: Backoff,
@@ -132,6 +134,7 @@ impl Pull {
             batch,
             wanted: 0,
             heard: now,
+            took: false,
             asked: now,
             not_before: None,
             backoff,
@@ -145,19 +148,29 @@ impl Pull {
             if self.is_short() && self.not_before.is_none_or(|at| Instant::now() >= at) {
                 self.ask().await?;
             }
-            let silent = self.heard + SILENCE;
-            let wake = wake(self.wanted > 0, silent, self.not_before.filter(|_| self.is_short()));
-            let message = tokio::select! {
-                biased;
-                message = self.subscriber.next() => message,
-                () = sleep_until(wake) => {
-                    if Instant::now() >= silent && self.wanted > 0 {
-                        return Err(SessionEnd::Server("two heartbeats were missed".to_owned()));
-                    }
-                    continue;
+            // What is there already needs no clock: to read it costs as much as to decide about a message.
+            let message = if let Some(message) = self.subscriber.next().now_or_never() {
+                self.took = true;
+                message
+            } else {
+                if std::mem::take(&mut self.took) {
+                    self.heard = Instant::now();
                 }
+                let silent = self.heard + SILENCE;
+                let wake = wake(self.wanted > 0, silent, self.not_before.filter(|_| self.is_short()));
+                let message = tokio::select! {
+                    biased;
+                    message = self.subscriber.next() => message,
+                    () = sleep_until(wake) => {
+                        if Instant::now() >= silent && self.wanted > 0 {
+                            return Err(SessionEnd::Server("two heartbeats were missed".to_owned()));
+                        }
+                        continue;
+                    }
+                };
+                self.heard = Instant::now();
+                message
             };
-            self.heard = Instant::now();
             let Some(message) = message else {
                 return Err(SessionEnd::Server("the subscription ended".to_owned()));
             };

@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_nats::connection::State;
-use async_nats::jetstream::Context;
 use async_nats::{Client, Message, Subject};
 use futures_util::FutureExt as _;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, sleep_until, timeout};
@@ -40,6 +39,8 @@ const BATCH_BYTES: u64 = 1024 * 1024;
 /// What the plan is executed with.
 struct Run {
     plan: Plan,
+    /// Of the context, which gives a copy each time: too dear for every message.
+    client: Client,
     pull: Option<Pull>,
     began: Instant,
 }
@@ -70,14 +71,15 @@ impl<S: Sink + 'static> Driver<S> {
         let (move_to, floor) = (self.guard.move_pending(), self.guard.floor());
         let plan = Plan::new(limits, self.fast_forward, mark, move_to, floor, Backoff::seed());
         let plan = plan.checking_every(self.check_every);
-        let mut run = Run { plan, pull: None, began: Instant::now() };
+        let mut run = Run { plan, client: self.context.client(), pull: None, began: Instant::now() };
         loop {
             if stop.came() {
                 run.plan.stop();
             }
             run.plan.unreported(self.guard.unreported());
-            let connection = connection(&self.context.client());
-            let action = run.plan.next(run.now(), connection);
+            let connection = connection(&run.client);
+            let now = run.now();
+            let action = run.plan.next(now, connection);
             self.tell(&mut run.plan);
             if matches!(action, Action::End) {
                 return Ok(self.guard.pending());
@@ -91,7 +93,7 @@ impl<S: Sink + 'static> Driver<S> {
                     done = self.start(&mut run, action, connection) => done?,
                 }
             } else {
-                self.go_on(&mut run, action, stop).await?;
+                self.go_on(&mut run, action, now, stop).await?;
             }
         }
     }
@@ -181,8 +183,7 @@ impl<S: Sink + 'static> Driver<S> {
                 let bytes = usize::try_from(self.flush.bytes.max(BATCH_BYTES)).unwrap_or(usize::MAX);
                 let batch = Batch::within(count, bytes, &self.config);
                 let prefix = api_prefix(&self.source);
-                let client = self.context.client();
-                match Pull::new(client, &prefix, self.source.stream(), self.consumer.name(), batch).await {
+                match Pull::new(run.client.clone(), &prefix, self.source.stream(), self.consumer.name(), batch).await {
                     Ok(pull) => {
                         run.pull = Some(pull);
                         run.plan.subscribed(run.now());
@@ -195,16 +196,17 @@ impl<S: Sink + 'static> Driver<S> {
         Ok(())
     }
 
-    /// What happens in a session. Never cut off: the guard would be closed.
+    /// What happens in a session. Never cut off: the guard would be closed. `now`: when the action was decided.
     async fn go_on<F: Future<Output = ()>>(
         &mut self,
         run: &mut Run,
         action: Action,
+        now: Duration,
         stop: &mut Stop<F>,
     ) -> Result<(), DriverError> {
         match action {
             Action::Pull(until) => {
-                let until = (run.began + until).min(Instant::now() + WATCH_EVERY);
+                let until = run.began + until.min(now.saturating_add(WATCH_EVERY));
                 let Some(pull) = &mut run.pull else {
                     run.plan.ended(&SessionEnd::Server("nothing is subscribed to".to_owned()), run.now());
                     return Ok(());
@@ -221,7 +223,7 @@ impl<S: Sink + 'static> Driver<S> {
                 }
             }
             Action::Wait(until) => {
-                let until = (run.began + until).min(Instant::now() + WATCH_EVERY);
+                let until = run.began + until.min(now.saturating_add(WATCH_EVERY));
                 tokio::select! {
                     () = stop.wait() => {}
                     () = sleep_until(until) => {}
@@ -233,19 +235,21 @@ impl<S: Sink + 'static> Driver<S> {
                 self.publish(run.plan.remaining(), 0);
             }
             Action::Flush(reason) => {
-                let flushed = alive(&self.context, &self.source, self.guard.flush(reason), &mut run.plan).await?;
+                let flushed = alive(&run.client, &self.source, self.guard.flush(reason), &mut run.plan).await?;
                 run.plan.flushed(&flushed, run.now());
                 self.publish(run.plan.remaining(), 0);
             }
             Action::Answer(answers) => {
-                let client = self.context.client();
                 let count = answers.len();
-                let dropped = send(&client, &run.plan, answers).await;
+                let dropped = send(&run.client, &run.plan, answers).await;
                 if dropped > 0 {
                     events::acks_dropped(&self.source, dropped);
                 }
                 // Acks that only wait in the client would be lost with the process.
-                if stop.came() && dropped == 0 && !matches!(timeout(SEND_DEADLINE, client.flush()).await, Ok(Ok(()))) {
+                if stop.came()
+                    && dropped == 0
+                    && !matches!(timeout(SEND_DEADLINE, run.client.flush()).await, Ok(Ok(())))
+                {
                     events::acks_dropped(&self.source, count);
                 }
                 crash::point("acks-sent");
@@ -258,7 +262,7 @@ impl<S: Sink + 'static> Driver<S> {
                 }
             }
             Action::Look(position) => {
-                let looked = alive(&self.context, &self.source, self.guard.check(position), &mut run.plan).await?;
+                let looked = alive(&run.client, &self.source, self.guard.check(position), &mut run.plan).await?;
                 run.plan.looked(&looked, run.now());
             }
             Action::Connect
@@ -288,7 +292,7 @@ impl<S: Sink + 'static> Driver<S> {
         };
         let reported = tokio::select! {
             biased;
-            reported = alive(&self.context, &self.source, self.guard.report_rejected(), &mut run.plan) => reported?,
+            reported = alive(&run.client, &self.source, self.guard.report_rejected(), &mut run.plan) => reported?,
             after = too_long => return Ok(Some(format!("no answer within {} s", after.as_secs()))),
         };
         Ok(match reported {
@@ -307,7 +311,7 @@ impl<S: Sink + 'static> Driver<S> {
             return Ok(());
         };
         // Read after the message was taken.
-        let connection = connection(&self.context.client());
+        let connection = connection(&run.client);
         // The server filters what it delivers for the first time.
         let ours = delivery.times == 1 || self.source.matches(&message.subject);
         if !ours {
@@ -319,8 +323,8 @@ impl<S: Sink + 'static> Driver<S> {
         let record = Record::new(delivery.id.sequence, delivery.id.published, message.subject, message.payload)
             .with_headers(message.headers.unwrap_or_default());
         let offer = self.guard.offer(record, follows);
-        let offered = alive(&self.context, &self.source, offer, &mut run.plan).await?;
-        run.plan.offered(bytes, offered == Offer::Full, run.now());
+        let offered = alive(&run.client, &self.source, offer, &mut run.plan).await?;
+        run.plan.offered(bytes, offered == Offer::Full, now);
         Ok(())
     }
 }
@@ -354,7 +358,7 @@ async fn send(client: &Client, plan: &Plan, answers: Vec<(Subject, Answer)>) -> 
 
 /// Runs a call of the guard to its end, and keeps the deliveries alive meanwhile.
 async fn alive<T>(
-    context: &Context,
+    client: &Client,
     source: &Source,
     call: impl Future<Output = Result<T, GuardError>>,
     plan: &mut Plan,
@@ -374,7 +378,7 @@ async fn alive<T>(
             _ = ticks.tick() => {
                 let overdue = plan.overdue();
                 tracing::debug!(%source, deliveries = overdue.len(), "keeping deliveries alive");
-                send(&context.client(), plan, overdue).await;
+                send(client, plan, overdue).await;
             }
         }
     }

@@ -1,7 +1,5 @@
 //! What belongs to one session: one subscription on one consumer instance on one connection. Pure.
 
-use std::collections::BTreeMap;
-
 use async_nats::Subject;
 
 use super::ack::{Answer, Delivery};
@@ -97,8 +95,9 @@ impl Chain {
 /// One delivery that waits for its ack.
 #[derive(Debug)]
 struct Waiting {
-    published: i64,
-    reply: Subject,
+    id: RecordId,
+    /// Where to answer; `None` once it is answered.
+    reply: Option<Box<str>>,
     /// The round of in-progress acks in which it came.
     round: u32,
 }
@@ -106,61 +105,73 @@ struct Waiting {
 /// The deliveries of the session that are not answered yet.
 #[derive(Debug, Default)]
 pub(crate) struct Window {
-    /// By stream sequence: two publish times at one sequence end the session.
-    waiting: BTreeMap<u64, Waiting>,
+    /// Sorted by stream sequence, one each: two publish times at one sequence end the session. Almost always grows at its
+    /// end. Between two calls none is answered.
+    waiting: Vec<Waiting>,
     round: u32,
 }
 
 impl Window {
-    pub(crate) fn len(&self) -> usize {
+    pub(crate) const fn len(&self) -> usize {
         self.waiting.len()
     }
 
     /// A delivery came; a newer one of the same record replaces the older.
-    pub(crate) fn add(&mut self, id: RecordId, reply: Subject) -> Result<(), SessionEnd> {
-        let waiting = Waiting { published: id.published, reply, round: self.round };
-        match self.waiting.insert(id.sequence, waiting) {
-            Some(before) if before.published != id.published => Err(SessionEnd::TwoTimes { sequence: id.sequence }),
-            _ => Ok(()),
+    pub(crate) fn add(&mut self, id: RecordId, reply: Box<str>) -> Result<(), SessionEnd> {
+        let waiting = Waiting { id, reply: Some(reply), round: self.round };
+        if self.waiting.last().is_none_or(|last| last.id.sequence < id.sequence) {
+            self.waiting.push(waiting);
+            return Ok(());
         }
+        let at = self.waiting.partition_point(|before| before.id.sequence < id.sequence);
+        match self.waiting.get_mut(at).filter(|same| same.id.sequence == id.sequence) {
+            Some(same) if same.id != id => return Err(SessionEnd::TwoTimes { sequence: id.sequence }),
+            Some(same) => *same = waiting,
+            None => self.waiting.insert(at, waiting),
+        }
+        Ok(())
     }
 
     /// What to send after a flush. With ack-all, one ack for all: it names the highest delivery at or below the floor, if one
     /// waits there, new or come again since its ack was lost; nothing is ever terminated, since that acks everything below.
     pub(crate) fn answers(&mut self, permits: &Permits, ack_all: bool) -> Vec<(Subject, Answer)> {
+        let mut answers = Vec::new();
         if ack_all {
             let floor = if fault::is(Fault::AckAllAboveFloor) { u64::MAX } else { permits.floor() };
             let rejected = permits.rejected().first().filter(|_| fault::is(Fault::TermOnAckAll));
-            if let Some(reply) = rejected.and_then(|id| self.take(*id)) {
-                return vec![(reply, Answer::Term)];
+            if let Some(id) = rejected {
+                answers.extend(self.take(*id).map(|reply| (reply, Answer::Term)));
             }
-            let highest = self.waiting.keys().copied().filter(|sequence| *sequence <= floor).max();
-            let Some(highest) = highest else { return Vec::new() };
-            let mut above = self.waiting.split_off(&highest);
-            let answered = above.remove(&highest);
-            self.waiting = above;
-            return answered.map(|waiting| (waiting.reply, Answer::Ack)).into_iter().collect();
+            if answers.is_empty() {
+                let through = self.waiting.partition_point(|waiting| waiting.id.sequence <= floor);
+                let highest = self.waiting.drain(..through).next_back().and_then(|waiting| waiting.reply);
+                answers.extend(highest.map(|reply| (String::from(reply).into(), Answer::Ack)));
+            }
+        } else {
+            answers.reserve(permits.acks().len());
+            for id in permits.rejected() {
+                answers.extend(self.take(*id).map(|reply| (reply, Answer::Term)));
+            }
+            for id in permits.acks() {
+                answers.extend(self.take(*id).map(|reply| (reply, Answer::Ack)));
+            }
         }
-        let mut answers = Vec::with_capacity(permits.acks().len());
-        for id in permits.rejected() {
-            answers.extend(self.take(*id).map(|reply| (reply, Answer::Term)));
-        }
-        for id in permits.acks() {
-            answers.extend(self.take(*id).map(|reply| (reply, Answer::Ack)));
-        }
+        self.waiting.retain(|waiting| waiting.reply.is_some());
         answers
     }
 
     fn take(&mut self, id: RecordId) -> Option<Subject> {
-        let same = self.waiting.get(&id.sequence).is_some_and(|waiting| waiting.published == id.published);
-        if same { self.waiting.remove(&id.sequence).map(|waiting| waiting.reply) } else { None }
+        let at = self.waiting.binary_search_by_key(&id, |waiting| waiting.id).ok()?;
+        let reply = self.waiting.get_mut(at)?.reply.take()?;
+        Some(String::from(reply).into())
     }
 
     /// The deliveries that have waited for a whole round: to be called twice within an ack deadline.
     pub(crate) fn overdue(&mut self) -> Vec<Subject> {
         let round = self.round;
         self.round = self.round.wrapping_add(1);
-        self.waiting.values().filter(|waiting| waiting.round != round).map(|waiting| waiting.reply.clone()).collect()
+        let overdue = self.waiting.iter().filter(|waiting| waiting.round != round);
+        overdue.filter_map(|waiting| waiting.reply.as_deref().map(Subject::from)).collect()
     }
 }
 
