@@ -239,6 +239,11 @@ impl Server {
         Ok(options.connect(self.url()).await?)
     }
 
+    /// The number of the process that runs.
+    pub fn process_id(&self) -> Result<u32> {
+        Ok(self.process.as_ref().ok_or("the server does not run")?.id())
+    }
+
     /// SIGKILL: the server gets no chance to write anything.
     pub fn kill(&mut self) -> Result<()> {
         match self.process.take() {
