@@ -46,7 +46,10 @@ impl Place {
         // Where it was built may be closed to others.
         let program = self.path("archiver");
         if !program.exists() {
-            std::fs::copy(PROGRAM, &program)?;
+            // By a child: were the copy open for writing here, whoever is forked meanwhile would have it open, too, and a
+            // program that is written to cannot be run.
+            let copied = Command::new("cp").arg(PROGRAM).arg(&program).status()?;
+            anyhow::ensure!(copied.success(), "cannot copy {PROGRAM} to {}: {copied}", program.display());
             std::fs::set_permissions(self.home.path(), std::fs::Permissions::from_mode(0o777))?;
             self.bench.program.clone_from(&program);
         }
