@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use archiver_support::Process;
 use archiver_support::killing::{self, Published};
 use archiver_support::nats::{APART, Server, versions};
 use archiver_support::wheel::Result;
@@ -174,6 +175,17 @@ async fn a_commit_is_an_answer_only_when_it_is_durable_and_a_lost_answer_is_foun
     rig.caught_up(STREAM, &mut archiver).await?;
     rig.postgres.ask("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")?;
     rig.postgres.ask("SELECT pg_reload_conf()")?;
+    // That takes its time, and what commits before is not waited for: it is in force once a commit of ours waits.
+    let mut probe: Option<Process> = None;
+    until("the standby is missed", async || {
+        if probe.as_mut().map(Process::ended).transpose()?.is_none_or(|ended| ended.is_some()) {
+            let commit = "SET synchronous_commit = on; SELECT pg_logical_emit_message(true, 'probe', '')";
+            probe = Some(rig.postgres.hold(commit)?);
+        }
+        let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name = 'psql'";
+        Ok(rig.postgres.count(waits)? == 1)
+    })
+    .await?;
     rig.publish("s.a", EACH).await?;
     // A standby is to have it, and there is none: no answer may come.
     until("a commit waits for its standby", async || {
