@@ -139,7 +139,7 @@ pub(super) async fn verify_claims<S: Sink>(
             Answer::Other | Answer::Above if fault::is(Fault::ClaimUnverified) => Some(0),
             Answer::Other | Answer::Above => {
                 let sources = Sources { observer: &*core.observer, sink: &mut *sink, source: &core.source };
-                let standing = lower_part(sources, &span).await?;
+                let standing = lower_part(sources, &span, end).await?;
                 standing.map(|witness| {
                     claimed.equal = true;
                     span = Span {
@@ -175,14 +175,15 @@ pub(super) async fn verify_claims<S: Sink>(
     Ok(claimed)
 }
 
-/// Where a span of a claim does not stand as a whole: its newest record that does.
-async fn lower_part<S: Sink>(mut sources: Sources<'_, S>, span: &Span) -> Result<Option<Witness>, Unsettled> {
+/// Where a span of a claim does not stand as a whole: its newest record that does. `end`: of the stream, where it is known.
+async fn lower_part<S: Sink>(mut sources: Sources<'_, S>, span: &Span, end: u64) -> Result<Option<Witness>, Unsettled> {
     // What stands lowest tells whether it can be of the same life at all.
     let lowest = sources.observer.next(span.first).await?;
     if !lowest.is_some_and(|lowest| lowest.sequence() < span.last && span.knows(lowest.id.published)) {
         return Ok(None);
     }
-    sources.newest_standing(span, &Witnesses::default(), span.first..=span.last.saturating_sub(1)).await
+    let high = span.last.saturating_sub(1).min(end);
+    sources.newest_standing(span, &Witnesses::default(), span.first..=high).await
 }
 
 impl Core {

@@ -13,7 +13,7 @@ use crate::source::Source;
 use crate::trust::{Cut, Descent};
 use crate::witness::{Witness, Witnesses};
 
-/// How often the stream is asked for one fork at most. Where messages are gone, more may be needed than a bisection takes.
+/// How often the stream is asked about one span at most. Where messages are gone, more may be needed than a bisection takes.
 const READS: usize = 128;
 /// In how many spans a cut is looked for.
 const SPANS: usize = 4;
@@ -74,11 +74,13 @@ impl<S: Sink> Sources<'_, S> {
         if !cut.changed || low >= cut.ceiling {
             return Ok(cut);
         }
-        let mut spans = coverage.spans().rev().filter(|span| span.first < cut.ceiling && span.last >= low);
+        // An answer that says above the end is slow.
+        let high = (cut.ceiling - 1).min(self.observer.stream().await?.last);
+        let spans = coverage.spans().rev().filter(|span| span.first <= high && span.last >= low);
         // The last record of each span has been asked about: it is the highest of these that was cut. Where messages are
         // gone it may be one below.
-        for span in spans.by_ref().take(SPANS) {
-            let range = span.first.max(low)..=span.last.min(cut.ceiling - 1);
+        for span in spans.take(SPANS) {
+            let range = span.first.max(low)..=span.last.min(high);
             if let Some(standing) = self.newest_standing(span, &witnesses, range).await? {
                 witnesses.insert(standing);
                 return Ok(descend(self.observer, descent(witnesses)).await?);
@@ -98,8 +100,6 @@ impl<S: Sink> Sources<'_, S> {
         let mut newest = None;
         let mut reads = 0;
         let (mut low, mut high) = range.into_inner();
-        // An answer that says above the end is slow.
-        high = high.min(self.observer.stream().await?.last);
         while low <= high {
             let before = (low, high);
             let named = self.sink.records_in(self.source, low..=high).await;

@@ -40,6 +40,8 @@ pub(crate) struct Inside {
     pub(crate) flushes: u64,
     pub(crate) fail_write: bool,
     pub(crate) fail_flush: bool,
+    /// It cannot say which records it holds.
+    pub(crate) fail_tell: bool,
     /// The next flush makes its records durable and never comes back.
     pub(crate) hang: bool,
     /// What is durable, by id: the payload of each time it was made so.
@@ -93,6 +95,7 @@ impl Disk {
             flushes: 0,
             fail_write: false,
             fail_flush: false,
+            fail_tell: false,
             hang: false,
             index: BTreeMap::new(),
             rejects: BTreeSet::new(),
@@ -305,6 +308,9 @@ impl Sink for TestSink {
         self.world.stutter().await;
         let mut inside = self.disk.inside();
         inside.told += 1;
+        if inside.fail_tell {
+            return Err(Broken);
+        }
         let Some(limit) = inside.tells else { return Ok(Vec::new()) };
         let held: Vec<RecordId> = inside.index.keys().copied().filter(|id| sequences.contains(&id.sequence)).collect();
         let mut named: Vec<&[RecordId]> = held.chunk_by(|a, b| a.sequence == b.sequence).collect();

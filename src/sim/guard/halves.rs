@@ -52,6 +52,30 @@ fn a_sink_that_does_not_tell_gets_some_of_it_again() {
 }
 
 #[test]
+fn a_sink_that_fails_to_tell_closes_the_guard_before_anything_is_cut() {
+    for reopened in [false, true] {
+        let (world, mut driver) = cut_within(500, 611, Some(1_000));
+        driver.disk.inside().fail_tell = true;
+        world.disconnect();
+        driver.consumer.after_loss(AfterLoss::PulledBack);
+        let saved = driver.store.place().states.clone();
+        if reopened {
+            driver.crash();
+            assert!(driver.open().is_err());
+        } else {
+            assert!(driver.session().is_err());
+            assert!(driver.guard().is_closed());
+            driver.crash();
+        }
+        assert_eq!(driver.store.place().states, saved, "the next one knows all that this one did");
+        driver.disk.inside().fail_tell = false;
+        driver.open().unwrap();
+        driver.finish();
+        assert_eq!(twice(&driver), NONE, "reopened: {reopened}");
+    }
+}
+
+#[test]
 fn a_second_fork_in_the_midst_of_the_first_makes_nothing_come_again() {
     for second in [612, 613, 640, 700, 1_000] {
         let (world, mut driver) = cut_within(500, 611, Some(2_000));
