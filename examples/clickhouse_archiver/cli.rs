@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use archiver_support::SourceSettings;
+use archiver_support::{SourceSettings, seconds};
 use clap::{Args, Parser, ValueEnum};
 
 /// Archives a NATS JetStream stream into a ClickHouse table, without loss and without writing anything twice.
@@ -102,15 +102,6 @@ impl TargetSettings {
             return Err("a ClickHouse password without a user: give --clickhouse-user too");
         }
         Ok(())
-    }
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|error| format!("{error}"))?;
-    match Duration::try_from_secs_f64(seconds) {
-        Ok(duration) if !duration.is_zero() => Ok(duration),
-        Ok(_) => Err("must be more than 0".into()),
-        Err(error) => Err(format!("{error}")),
     }
 }
 

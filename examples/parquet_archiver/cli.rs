@@ -54,7 +54,8 @@ pub(crate) struct ArchiveSettings {
     /// Partition the files by the time their messages were published, in UTC
     ///
     /// A partition's file is written once the partition itself has reached one of the numbers above, or memory or the
-    /// server's window is full. An archive may have been partitioned otherwise before.
+    /// server's window is full. Ages are looked at with each flush, so a file may come up to twice as late as
+    /// --flush-after says. An archive may have been partitioned otherwise before.
     #[arg(long, value_enum, value_name = "TIME", default_value_t)]
     pub(crate) partition_by: Partition,
 

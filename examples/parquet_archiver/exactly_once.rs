@@ -8,9 +8,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Error, Result, anyhow, bail};
 use archiver_support::killing::{self, Published};
 use archiver_support::nats::{APART, Server, versions};
-use archiver_support::{FlushSettings, Job, Progress};
-use replay_guard::async_nats::jetstream::consumer::pull;
-use replay_guard::async_nats::jetstream::{self, Context, stream};
+use archiver_support::{FlushSettings, Job, Progress, streams};
+use replay_guard::async_nats::jetstream::{self, Context};
 use replay_guard::jetstream::Denials;
 use replay_guard::{Coverage, Driver, Durable, Flush, Record, RecordId, Recovered, Sink, Source, Written};
 use tokio::sync::{mpsc, watch};
@@ -70,15 +69,7 @@ impl Rig {
     async fn new(version: &'static str) -> Result<Self> {
         let server = Server::start(version).await.map_err(Error::from_boxed)?;
         let jetstream = jetstream::new(server.client().await.map_err(Error::from_boxed)?);
-        let config = stream::Config { name: STREAM.into(), subjects: vec!["s".into()], ..Default::default() };
-        let stream = jetstream.create_stream(config).await?;
-        // What a dead archiver was given comes again soon.
-        let consumer = pull::Config {
-            durable_name: Some(CONSUMER.into()),
-            ack_wait: Duration::from_secs(1),
-            ..Default::default()
-        };
-        stream.create_consumer(consumer).await?;
+        streams::make(&jetstream, STREAM, "s", streams::impatient(CONSUMER)).await.map_err(Error::from_boxed)?;
         let directory = tempfile::tempdir()?;
         let job = Job {
             stream: STREAM.into(),
@@ -246,7 +237,8 @@ fn program() -> Result<PathBuf> {
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_again_and_again_it_archives_each_message_once() -> Result<()> {
     let program = program()?;
-    for version in versions(&APART) {
+    let partitioned = versions(&APART).into_iter().take(1).map(|version| (version, "hour"));
+    for (version, partition) in versions(&APART).into_iter().map(|version| (version, "none")).chain(partitioned) {
         let server = Server::start(version).await.map_err(Error::from_boxed)?;
         let directory = tempfile::tempdir()?;
         let out = directory.path().join("archive");
@@ -254,7 +246,12 @@ async fn killed_again_and_again_it_archives_each_message_once() -> Result<()> {
             let mut command = Command::new(&program);
             command.args(["archive", "--server", &server.url(), "--log", "warn", "--flush-after", "0.05"]);
             command.args(["--stream", killing::STREAM, "--consumer", killing::CONSUMER, "--flush-records", "300"]);
-            command.arg("--out").arg(&out).arg("--state").arg(directory.path().join("state"));
+            command
+                .args(["--partition-by", partition])
+                .arg("--out")
+                .arg(&out)
+                .arg("--state")
+                .arg(directory.path().join("state"));
             command
         };
         let killed = killing::kill_again_and_again(&server, archiver, async |_| Ok(())).await;

@@ -5,11 +5,12 @@ use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use async_nats::jetstream::consumer::pull;
-use async_nats::jetstream::{self, Context, stream};
+use async_nats::jetstream::{self, Context};
 use bytes::Bytes;
 
 use crate::nats::Server;
 use crate::process::Process;
+use crate::streams;
 use crate::wheel::Result;
 
 /// The stream the archiver is told to archive.
@@ -67,16 +68,8 @@ pub async fn kill_again_and_again(
     mut between: impl AsyncFnMut(usize) -> Result<()>,
 ) -> Result<Killed> {
     let jetstream = jetstream::new(server.client().await?);
-    let config = stream::Config { name: STREAM.into(), subjects: vec!["killed.*".into()], ..Default::default() };
-    let stream = jetstream.create_stream(config).await?;
-    // What a dead archiver was given comes again soon.
-    let consumer = pull::Config {
-        durable_name: Some(CONSUMER.into()),
-        ack_wait: Duration::from_secs(1),
-        max_ack_pending: 5_000,
-        ..Default::default()
-    };
-    stream.create_consumer(consumer).await?;
+    let consumer = pull::Config { max_ack_pending: 5_000, ..streams::impatient(CONSUMER) };
+    streams::make(&jetstream, STREAM, "killed.*", consumer).await?;
 
     let seed = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
     println!("seed {seed}");
@@ -101,7 +94,7 @@ pub async fn kill_again_and_again(
     let mut process = Process::start("the archiver", &mut archiver())?;
     // All may be done before it: it must be seen at work before it is told to stop.
     jetstream.publish("killed.last", "the last message".into()).await?.await?;
-    let published = read_back(&jetstream, number + 1).await?;
+    let published = streams::read_back(&jetstream, STREAM, number + 1).await?;
     let deadline = Instant::now() + PATIENCE;
     while !is_done(&jetstream, STREAM, CONSUMER).await? {
         if let Some(status) = process.ended()? {
@@ -141,21 +134,6 @@ async fn publish(jetstream: Context, until: Instant) -> Result<u64> {
         tokio::time::sleep(PAUSE).await;
     }
     Ok(number)
-}
-
-async fn read_back(jetstream: &Context, last: u64) -> Result<Vec<Published>> {
-    let stream = jetstream.get_stream(STREAM).await?;
-    let mut published = Vec::new();
-    for sequence in 1..=last {
-        let message = stream.get_raw_message(sequence).await?;
-        published.push(Published {
-            sequence,
-            published: i64::try_from(message.time.unix_timestamp_nanos())?,
-            subject: message.subject.to_string(),
-            payload: message.payload,
-        });
-    }
-    Ok(published)
 }
 
 /// Whether everything is delivered and acked.

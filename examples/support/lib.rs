@@ -13,6 +13,7 @@ pub mod progress;
 pub mod python;
 mod run;
 mod settings;
+pub mod streams;
 pub mod wheel;
 
 pub use failure::Failure;
@@ -20,4 +21,4 @@ pub use port::Port;
 pub use process::Process;
 pub use progress::Progress;
 pub use run::{Job, Stop, Target, main, run};
-pub use settings::{FlushSettings, ServerSettings, SourceSettings, StartAt};
+pub use settings::{FlushSettings, ServerSettings, SourceSettings, StartAt, seconds};

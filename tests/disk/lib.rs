@@ -12,8 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Error, Result, bail, ensure};
 use archiver_support::nats::Server;
-use archiver_support::{Process, killing};
-use async_nats::jetstream::consumer::pull;
+use archiver_support::{Process, killing, streams};
 use async_nats::jetstream::{self, Context, stream};
 use bytes::Bytes;
 use replay_guard::{CheckpointStore as _, FileStore, Source};
@@ -63,13 +62,7 @@ impl Bench {
             lives: AtomicU32::new(0),
         };
         bench.make_stream().await?;
-        // What a dead archiver was given comes again soon.
-        let consumer = pull::Config {
-            durable_name: Some(CONSUMER.into()),
-            ack_wait: Duration::from_secs(1),
-            ..Default::default()
-        };
-        bench.jetstream.get_stream(stream).await?.create_consumer(consumer).await?;
+        bench.jetstream.get_stream(stream).await?.create_consumer(streams::impatient(CONSUMER)).await?;
         Ok(bench)
     }
 

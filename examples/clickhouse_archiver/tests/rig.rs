@@ -3,12 +3,12 @@
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use archiver_support::Process;
 use archiver_support::killing::Published;
 use archiver_support::nats::Server;
 use archiver_support::wheel::Result;
+use archiver_support::{Process, streams};
 use async_nats::jetstream::consumer::pull;
-use async_nats::jetstream::{self, Context, stream};
+use async_nats::jetstream::{self, Context};
 
 use crate::target::{ClickHouse, Kind};
 
@@ -39,17 +39,8 @@ impl Rig {
     }
 
     pub(crate) async fn create_stream(&self) -> Result<()> {
-        let config = stream::Config { name: STREAM.into(), subjects: vec!["s.>".into()], ..Default::default() };
-        let stream = self.jetstream.create_stream(config).await?;
-        // What a dead archiver was given comes again soon.
-        let consumer = pull::Config {
-            durable_name: Some(CONSUMER.into()),
-            ack_wait: Duration::from_secs(1),
-            max_ack_pending: 50_000,
-            ..Default::default()
-        };
-        stream.create_consumer(consumer).await?;
-        Ok(())
+        let consumer = pull::Config { max_ack_pending: 50_000, ..streams::impatient(CONSUMER) };
+        streams::make(&self.jetstream, STREAM, "s.>", consumer).await
     }
 
     pub(crate) async fn publish(&self, count: usize) -> Result<()> {
@@ -66,17 +57,7 @@ impl Rig {
     /// What the stream holds.
     pub(crate) async fn published(&self) -> Result<Vec<Published>> {
         let stream = self.jetstream.get_stream(STREAM).await?;
-        let mut published = Vec::new();
-        for sequence in 1..=stream.cached_info().state.last_sequence {
-            let message = stream.get_raw_message(sequence).await?;
-            published.push(Published {
-                sequence,
-                published: i64::try_from(message.time.unix_timestamp_nanos())?,
-                subject: message.subject.to_string(),
-                payload: message.payload,
-            });
-        }
-        Ok(published)
+        streams::read_back(&self.jetstream, STREAM, stream.cached_info().state.last_sequence).await
     }
 
     /// The archiver, with small flushes.

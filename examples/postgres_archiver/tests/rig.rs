@@ -6,11 +6,10 @@ use std::process::{Command, ExitStatus};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use archiver_support::Process;
 use archiver_support::nats::{Server, V2_15};
 use archiver_support::wheel::Result;
-use async_nats::jetstream::consumer::pull;
-use async_nats::jetstream::{self, Context, stream};
+use archiver_support::{Process, streams};
+use async_nats::jetstream::{self, Context};
 
 use crate::postgres::Postgres;
 
@@ -101,15 +100,7 @@ impl Rig {
 
     /// A stream, and a consumer whose deliveries come again soon.
     pub(crate) async fn make(&self, stream: &str, subject: &str) -> Result<()> {
-        let config = stream::Config { name: stream.into(), subjects: vec![subject.into()], ..Default::default() };
-        let stream = self.jetstream.create_stream(config).await?;
-        let consumer = pull::Config {
-            durable_name: Some(CONSUMER.into()),
-            ack_wait: Duration::from_secs(1),
-            ..Default::default()
-        };
-        stream.create_consumer(consumer).await?;
-        Ok(())
+        streams::make(&self.jetstream, stream, subject, streams::impatient(CONSUMER)).await
     }
 
     pub(crate) async fn publish(&self, subject: &str, count: usize) -> Result<()> {

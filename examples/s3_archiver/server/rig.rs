@@ -10,10 +10,9 @@ use std::time::{Duration, Instant};
 use archiver_support::killing::{Published, is_done};
 use archiver_support::nats::Server;
 use archiver_support::wheel::Result;
-use archiver_support::{Process, python};
+use archiver_support::{Process, python, streams};
 use async_nats::HeaderMap;
-use async_nats::jetstream::consumer::pull;
-use async_nats::jetstream::{self, Context, stream};
+use async_nats::jetstream::{self, Context};
 use futures_util::TryStreamExt as _;
 use object_store::aws::AmazonS3;
 use object_store::path::Path;
@@ -49,16 +48,7 @@ impl Rig {
     }
 
     pub(crate) async fn create_stream(&self, name: &str, subject: &str) -> Result<()> {
-        let config = stream::Config { name: name.into(), subjects: vec![subject.into()], ..Default::default() };
-        let stream = self.jetstream.create_stream(config).await?;
-        // What a dead archiver was given comes again soon.
-        let consumer = pull::Config {
-            durable_name: Some(CONSUMER.into()),
-            ack_wait: Duration::from_secs(1),
-            ..Default::default()
-        };
-        stream.create_consumer(consumer).await?;
-        Ok(())
+        streams::make(&self.jetstream, name, subject, streams::impatient(CONSUMER)).await
     }
 
     /// Publishes so many small messages.
