@@ -1,9 +1,10 @@
 //! A sink in memory that can fail, refuse, hold back and be held up, and a gate to hold it up with.
 
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use replay_guard::{Durable, Flush, Reason, Record, RecordId, Sink, Written};
+use replay_guard::{Durable, Flush, Reason, Record, RecordId, Sink, Source, Written};
 use tokio::sync::watch;
 
 /// What went wrong, on purpose.
@@ -68,6 +69,8 @@ pub(super) struct Plan {
     pub(super) keep_back: usize,
     /// Full after so many records since the last flush.
     pub(super) full_after: Option<usize>,
+    /// It says which records are durable, when it is asked after a fork.
+    pub(super) tells: bool,
 }
 
 #[derive(Default)]
@@ -176,5 +179,11 @@ impl Sink for MemorySink {
         let ids = done.iter().map(Record::id).collect();
         inner.durable.extend(done);
         Ok(if back == 0 { Durable::All } else { Durable::Only(ids) })
+    }
+
+    async fn records_in(&mut self, _: &Source, sequences: RangeInclusive<u64>) -> Result<Vec<RecordId>, Self::Error> {
+        let inner = self.archive.lock();
+        let asked = inner.durable.iter().filter(|record| inner.plan.tells && sequences.contains(&record.sequence));
+        Ok(asked.map(Record::id).collect())
     }
 }
