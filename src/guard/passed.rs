@@ -63,8 +63,14 @@ impl Core {
         let pending = self.ledger.pending();
         let Some(newest) = pending.last().map(|entry| entry.witness.sequence()) else { return Ok(()) };
         let from = self.looked_below.max(self.origin).max(1);
-        let mut below = pending.iter().filter_map(|entry| entry.witness.sequence().checked_sub(1));
-        if !below.any(|below| below >= from && self.ledger.held_from(below, false).is_none_or(|held| held.0 > below)) {
+        let mut before = None;
+        let hole = pending.iter().map(|entry| entry.witness.sequence()).any(|sequence| {
+            let below = sequence.saturating_sub(1);
+            before.replace(sequence) != Some(below)
+                && below >= from
+                && self.ledger.held_from(below, false).is_none_or(|held| held.0 > below)
+        });
+        if !hole {
             return Ok(());
         }
         self.counters.reads += 1;

@@ -301,6 +301,15 @@ impl Plan {
         }
     }
 
+    /// Whether [`next`](Self::next) would say to pull once more at this time, on the session's connection: what has come
+    /// already may be taken without asking it for each message.
+    pub(crate) fn pulls_on(&self, now: Duration) -> bool {
+        let Phase::Running(running) = &self.phase else { return false };
+        let asked = self.stop || !running.answers.is_empty() || running.blocked.is_some() || running.position.is_some();
+        let due = now >= running.next_round.min(running.next_check);
+        !asked && !due && self.reports.is_empty() && self.pace.due(self.window.len() as u64, now).is_none()
+    }
+
     /// A message came. The
     /// connection is read **after** the message was taken: what was buffered before a reconnect comes out after it.
     ///

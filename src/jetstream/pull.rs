@@ -91,6 +91,10 @@ fn classify(code: u16, description: &str, left: Option<usize>) -> Status {
     }
 }
 
+fn over() -> SessionEnd {
+    SessionEnd::Server("the subscription ended".to_owned())
+}
+
 /// A subscription that keeps pulls under way.
 #[derive(Debug)]
 pub(crate) struct Pull {
@@ -171,32 +175,51 @@ impl Pull {
                 self.heard = Instant::now();
                 message
             };
-            let Some(message) = message else {
-                return Err(SessionEnd::Server("the subscription ended".to_owned()));
-            };
-            // A publisher may give its message a status line of its own: what can be acked is a delivery.
-            let delivery = message.reply.as_ref().is_some_and(|reply| reply.starts_with("$JS.ACK."));
-            let Some(status) = message.status.filter(|_| !delivery) else {
-                self.wanted = self.wanted.saturating_sub(1);
-                self.large = false;
-                self.backoff.reset();
-                self.not_before = None;
+            let message = message.ok_or_else(over)?;
+            if self.is_delivery(&message)? {
                 return Ok(message);
-            };
-            let left = message.headers.as_ref().and_then(|headers| headers.get("Nats-Pending-Messages"));
-            let left = left.and_then(|left| left.as_str().parse().ok());
-            match classify(status.as_u16(), message.description.as_deref().unwrap_or_default(), left) {
-                Status::Heartbeat => {}
-                Status::Over { left, too_large } => {
-                    self.wanted = self.wanted.saturating_sub(left.unwrap_or(self.batch.messages));
-                    self.large = too_large;
-                    if !too_large && self.asked.elapsed() < self.batch.early() {
-                        self.not_before = Some(Instant::now() + self.backoff.wait());
-                    }
-                }
-                Status::End(end) => return Err(end),
             }
         }
+    }
+
+    /// The next message, if it has come already and nothing need be asked for before. Without a look at the clock.
+    pub(crate) fn ready(&mut self) -> Result<Option<Message>, SessionEnd> {
+        while !self.is_short() {
+            let Some(message) = self.subscriber.next().now_or_never() else { break };
+            self.took = true;
+            let message = message.ok_or_else(over)?;
+            if self.is_delivery(&message)? {
+                return Ok(Some(message));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Tells a delivery from what the server says about a pull.
+    fn is_delivery(&mut self, message: &Message) -> Result<bool, SessionEnd> {
+        // A publisher may give its message a status line of its own: what can be acked is a delivery.
+        let delivery = || message.reply.as_ref().is_some_and(|reply| reply.starts_with("$JS.ACK."));
+        let Some(status) = message.status.filter(|_| !delivery()) else {
+            self.wanted = self.wanted.saturating_sub(1);
+            self.large = false;
+            self.backoff.reset();
+            self.not_before = None;
+            return Ok(true);
+        };
+        let left = message.headers.as_ref().and_then(|headers| headers.get("Nats-Pending-Messages"));
+        let left = left.and_then(|left| left.as_str().parse().ok());
+        match classify(status.as_u16(), message.description.as_deref().unwrap_or_default(), left) {
+            Status::Heartbeat => {}
+            Status::Over { left, too_large } => {
+                self.wanted = self.wanted.saturating_sub(left.unwrap_or(self.batch.messages));
+                self.large = too_large;
+                if !too_large && self.asked.elapsed() < self.batch.early() {
+                    self.not_before = Some(Instant::now() + self.backoff.wait());
+                }
+            }
+            Status::End(end) => return Err(end),
+        }
+        Ok(false)
     }
 
     /// Whether more is to be asked for. A message that is asked for alone is asked for once.

@@ -1,11 +1,12 @@
 //! Executes the plan: asks the server, calls the guard, sends acks. Decides nothing.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_nats::connection::State;
-use async_nats::{Client, Message, Subject};
+use async_nats::{Client, Message, Statistics, Subject};
 use futures_util::FutureExt as _;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, sleep_until, timeout};
 
@@ -33,6 +34,8 @@ const WATCH_EVERY: Duration = Duration::from_millis(100);
 const SEND_DEADLINE: Duration = Duration::from_secs(2);
 /// The most messages one pull asks for.
 const BATCH: u64 = 10_000;
+/// How many messages that have come already are taken between two looks at the clock and at the wish to stop.
+const AT_ONCE: usize = 32;
 /// The least bytes one pull asks for, so that a small flush size does not make every message one pull.
 const BATCH_BYTES: u64 = 1024 * 1024;
 
@@ -41,6 +44,8 @@ struct Run {
     plan: Plan,
     /// Of the context, which gives a copy each time: too dear for every message.
     client: Client,
+    /// The client's.
+    statistics: Arc<Statistics>,
     pull: Option<Pull>,
     began: Instant,
 }
@@ -48,6 +53,15 @@ struct Run {
 impl Run {
     fn now(&self) -> Duration {
         self.began.elapsed()
+    }
+
+    fn connection(&self) -> Connection {
+        connection(&self.client)
+    }
+
+    /// How many connections there were.
+    fn connects(&self) -> u64 {
+        self.statistics.connects.load(Ordering::Relaxed)
     }
 
     /// The value; nothing, and a note to the plan, for a failure that it knows what to do about; any other failure.
@@ -71,13 +85,14 @@ impl<S: Sink + 'static> Driver<S> {
         let (move_to, floor) = (self.guard.move_pending(), self.guard.floor());
         let plan = Plan::new(limits, self.fast_forward, mark, move_to, floor, Backoff::seed());
         let plan = plan.checking_every(self.check_every);
-        let mut run = Run { plan, client: self.context.client(), pull: None, began: Instant::now() };
+        let client = self.context.client();
+        let mut run = Run { plan, statistics: client.statistics(), client, pull: None, began: Instant::now() };
         loop {
             if stop.came() {
                 run.plan.stop();
             }
             run.plan.unreported(self.guard.unreported());
-            let connection = connection(&run.client);
+            let connection = run.connection();
             let now = run.now();
             let action = run.plan.next(now, connection);
             self.tell(&mut run.plan);
@@ -207,20 +222,19 @@ impl<S: Sink + 'static> Driver<S> {
         match action {
             Action::Pull(until) => {
                 let until = run.began + until.min(now.saturating_add(WATCH_EVERY));
-                let Some(pull) = &mut run.pull else {
+                let Some(mut pull) = run.pull.take() else {
                     run.plan.ended(&SessionEnd::Server("nothing is subscribed to".to_owned()), run.now());
                     return Ok(());
                 };
-                let message = tokio::select! {
+                let first = tokio::select! {
                     biased;
-                    () = stop.wait() => return Ok(()),
-                    message = pull.next() => message,
-                    () = sleep_until(until) => return Ok(()),
+                    () = stop.wait() => Ok(None),
+                    message = pull.next() => message.map(Some),
+                    () = sleep_until(until) => Ok(None),
                 };
-                match message {
-                    Ok(message) => self.take(run, message).await?,
-                    Err(end) => run.plan.ended(&end, run.now()),
-                }
+                let taken = self.take_all(run, &mut pull, first).await;
+                run.pull = Some(pull);
+                taken?;
             }
             Action::Wait(until) => {
                 let until = run.began + until.min(now.saturating_add(WATCH_EVERY));
@@ -301,17 +315,44 @@ impl<S: Sink + 'static> Driver<S> {
         })
     }
 
-    /// Offers one message.
-    async fn take(&mut self, run: &mut Run, message: Message) -> Result<(), DriverError> {
+    /// Takes the first message and, for one look at the clock, others that have come already.
+    async fn take_all(
+        &mut self,
+        run: &mut Run,
+        pull: &mut Pull,
+        first: Result<Option<Message>, SessionEnd>,
+    ) -> Result<(), DriverError> {
         let now = run.now();
+        let (mut next, mut taken) = (first, 0);
+        loop {
+            match next {
+                Ok(Some(message)) => self.take(run, message, now).await?,
+                Ok(None) => return Ok(()),
+                Err(end) => {
+                    run.plan.ended(&end, now);
+                    return Ok(());
+                }
+            }
+            taken += 1;
+            run.plan.unreported(self.guard.unreported());
+            if taken == AT_ONCE || !run.plan.pulls_on(now) {
+                return Ok(());
+            }
+            next = pull.ready();
+        }
+    }
+
+    /// Offers one message.
+    async fn take(&mut self, run: &mut Run, message: Message, now: Duration) -> Result<(), DriverError> {
+        // Read after the message was taken. A connection that was lost since the last look ends the session at the next one:
+        // what came before it was lost is of this session.
+        let connection = Connection { up: true, count: run.connects() };
         let Some((reply, delivery)) = message.reply.as_ref().and_then(|reply| Some((reply, Delivery::parse(reply)?)))
         else {
             let reply = message.reply.as_deref().unwrap_or("none").to_owned();
             run.plan.ended(&SessionEnd::Server(format!("a message came with reply subject {reply}")), now);
             return Ok(());
         };
-        // Read after the message was taken.
-        let connection = connection(&run.client);
         // The server filters what it delivers for the first time.
         let ours = delivery.times == 1 || self.source.matches(&message.subject);
         if !ours {
@@ -320,8 +361,10 @@ impl<S: Sink + 'static> Driver<S> {
         let taken = run.plan.delivered(&delivery, detached(reply), ours, connection, now);
         let Taken::Offer { follows } = taken else { return Ok(()) };
         let bytes = message.payload.len() as u64;
-        let record = Record::new(delivery.id.sequence, delivery.id.published, message.subject, message.payload)
-            .with_headers(message.headers.unwrap_or_default());
+        let mut record = Record::new(delivery.id.sequence, delivery.id.published, message.subject, message.payload);
+        if let Some(headers) = message.headers {
+            record.headers = headers;
+        }
         let offer = self.guard.offer(record, follows);
         let offered = alive(&run.client, &self.source, offer, &mut run.plan).await?;
         run.plan.offered(bytes, offered == Offer::Full, now);

@@ -223,7 +223,10 @@ impl Archiver {
         let now = self.now();
         let Some(alive) = &mut self.alive else { return Ok(()) };
         alive.plan.unreported(alive.guard.unreported());
+        let pulls_on = alive.plan.pulls_on(now);
         let action = alive.plan.next(now, connection);
+        // On the session's connection the one stands for the other.
+        assert!(!pulls_on || matches!(action, Action::Pull(_)) || alive.plan.is_starting(), "{action:?}");
         if alive.plan.is_starting() {
             alive.buffer = None;
         }

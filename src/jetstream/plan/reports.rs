@@ -38,6 +38,11 @@ impl Reports {
         (self.records, self.bytes) = (records, bytes);
     }
 
+    /// Whether nothing waits.
+    pub(super) const fn is_empty(&self) -> bool {
+        self.records == 0
+    }
+
     /// Whether no more deliveries may be taken: what waits for the hook is as much as one flush holds.
     pub(super) const fn is_full(&self, limits: Limits) -> bool {
         self.records > 0 && (self.records as u64 >= limits.count || self.bytes >= limits.bytes)

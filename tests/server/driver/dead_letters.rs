@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use async_nats::jetstream::consumer::{AckPolicy, PullConsumer, pull};
+use async_nats::jetstream::consumer::{AckPolicy, pull};
 use async_nats::jetstream::{self, stream};
 use async_nats::{HeaderMap, HeaderValue};
 use futures_util::StreamExt as _;
@@ -43,8 +43,7 @@ impl Dead {
     /// The n-th letter, as it is delivered: what is read back has lost repeated header names.
     async fn letter(&self, number: usize) -> jetstream::Message {
         let stream = self.context.get_stream(&self.name).await.unwrap();
-        let reader: PullConsumer = stream.create_consumer(pull::Config::default()).await.unwrap();
-        let messages = reader.messages().await.unwrap();
+        let messages = stream.create_consumer(pull::OrderedConfig::default()).await.unwrap().messages().await.unwrap();
         let letter = tokio::time::timeout(DEADLINE, messages.skip(number - 1).boxed().next()).await;
         letter.expect("a letter").unwrap().unwrap()
     }

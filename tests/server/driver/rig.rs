@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use async_nats::jetstream::consumer::{AckPolicy, Config, DeliverPolicy, Info, PullConsumer, pull};
+use async_nats::jetstream::consumer::{Config, Info, PullConsumer, pull};
 use async_nats::jetstream::stream::{self, RetentionPolicy};
 use async_nats::jetstream::{self, Context};
 use futures_util::StreamExt as _;
@@ -239,14 +239,9 @@ impl Rig {
     pub(super) async fn stream_holds(&self) -> Vec<(RecordId, Vec<u8>)> {
         let stream = self.context.get_stream(&self.stream).await.unwrap();
         let mut left = stream.cached_info().state.messages;
-        let config = pull::Config {
-            ack_policy: AckPolicy::None,
-            deliver_policy: DeliverPolicy::All,
-            inactive_threshold: Duration::from_secs(60),
-            ..Default::default()
-        };
-        let reader: PullConsumer = stream.create_consumer(config).await.unwrap();
-        let mut messages = reader.messages().await.unwrap();
+        // On a busy machine heartbeats come late: this one begins anew where it stood.
+        let mut messages =
+            stream.create_consumer(pull::OrderedConfig::default()).await.unwrap().messages().await.unwrap();
         let mut held = Vec::new();
         while left > 0 {
             let message = tokio::time::timeout(DEADLINE, messages.next()).await.expect("a message").unwrap().unwrap();

@@ -30,9 +30,8 @@ on_versions! {
         let consumer: PullConsumer = other.get_consumer_from_stream(CONSUMER, &rig.stream).await.unwrap();
         let taking = tokio::spawn(async move {
             let mut messages = consumer.stream().max_messages_per_batch(1).messages().await.unwrap();
-            while let Some(message) = messages.next().await {
-                drop(message.unwrap());
-            }
+            // A heartbeat that comes late is an error that ends nothing.
+            while messages.next().await.is_some() {}
         });
         publish_until(&mut rig, "it is said", |rig| !rig.events("shared").is_empty()).await;
         taking.abort();

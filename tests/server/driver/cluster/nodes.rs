@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use archiver_support::Port;
-use async_nats::jetstream::consumer::{AckPolicy, Config, PullConsumer, pull};
+use async_nats::jetstream::consumer::{Config, pull};
 use async_nats::jetstream::stream::ClusterInfo;
 use async_nats::jetstream::{self, Context, stream};
 use async_nats::{Client, HeaderMap};
@@ -150,8 +150,7 @@ impl Site {
     async fn held(&self) -> Vec<(RecordId, Vec<u8>)> {
         let mut stream = self.context.get_stream(&self.stream).await.unwrap();
         let left = usize::try_from(stream.info().await.unwrap().state.messages).unwrap();
-        let config = pull::Config { ack_policy: AckPolicy::None, num_replicas: 1, ..Default::default() };
-        let reader: PullConsumer = stream.create_consumer(config).await.unwrap();
+        let reader = stream.create_consumer(pull::OrderedConfig::default()).await.unwrap();
         let messages = reader.messages().await.unwrap().take(left).map(|message| {
             let message = message.unwrap();
             let info = message.info().unwrap();
