@@ -117,6 +117,7 @@ impl Ledger {
     }
 
     /// What a delivery is.
+    #[inline]
     pub(crate) fn classify(&self, id: RecordId) -> Class {
         if fault::is(Fault::FloorAsHighWater) && self.coverage.last().is_some_and(|span| id.sequence <= span.last) {
             return Class::Archived;
@@ -144,6 +145,7 @@ impl Ledger {
 
     /// Notes a delivery, in the order they come: finds seams, and turns the driver's word that nothing of the source lies
     /// between `follows` and this delivery into a link.
+    #[inline]
     pub(crate) fn arrive(&mut self, id: RecordId, follows: Option<u64>) -> Option<Link> {
         let before = self.before.replace(id);
         let segment_before = self.segment;
@@ -162,11 +164,13 @@ impl Ledger {
     }
 
     /// A delivery that is archived: to be acked after the next flush.
+    #[inline]
     pub(crate) fn skip(&mut self, id: RecordId) {
         self.skipped.push(id);
     }
 
     /// A record that the sink took, or rejected.
+    #[inline]
     pub(crate) fn accept(&mut self, witness: Witness, link: Option<Link>, stage: Stage) {
         let inside = self.coverage.find(witness.sequence()).is_some();
         let entry = Entry { witness, link, segment: self.segment, stage, inside };
@@ -180,6 +184,7 @@ impl Ledger {
         }
     }
 
+    #[inline]
     fn position(&self, id: RecordId) -> Result<usize, usize> {
         match self.pending.last() {
             Some(last) if last.id() < id => Err(self.pending.len()),

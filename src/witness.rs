@@ -17,6 +17,7 @@ pub struct Witness {
 
 impl Witness {
     /// The witness of a message with this id, subject and payload.
+    #[inline]
     pub fn new(id: RecordId, subject: &str, payload: &[u8]) -> Self {
         let mut hasher = crc32fast::Hasher::new();
         hasher.update(subject.as_bytes());

@@ -148,6 +148,7 @@ impl Core {
         }
     }
 
+    #[inline]
     pub(super) const fn move_pending(&self) -> Option<u64> {
         self.move_pending
     }
@@ -174,6 +175,7 @@ impl Core {
     }
 
     /// Classifies a delivery, if it may be offered now.
+    #[inline]
     pub(super) fn may_offer(&self, id: RecordId) -> Result<Class, GuardError> {
         if let Some(to) = self.move_pending {
             return Err(GuardError::MovePending { to });
@@ -185,11 +187,13 @@ impl Core {
         Ok(class)
     }
 
+    #[inline]
     pub(super) fn arrive(&mut self, id: RecordId, follows: Option<u64>) -> Option<Link> {
         self.counters.offered += 1;
         self.ledger.arrive(id, follows)
     }
 
+    #[inline]
     pub(super) fn skip(&mut self, id: RecordId) {
         self.ledger.skip(id);
         self.counters.skipped += 1;
@@ -201,6 +205,7 @@ impl Core {
     }
 
     /// `kept`: the record, where a dead-letter hook may need it.
+    #[inline]
     pub(super) fn accept(&mut self, witness: Witness, link: Option<Link>, written: &Written, kept: Option<Record>) {
         let stage = match (written, kept) {
             (Written::Rejected(reason), kept) => {

@@ -41,6 +41,7 @@ impl Letters {
     }
 
     /// A copy of a record that may be rejected, if somebody wants it then. Shares the payload.
+    #[inline]
     pub(super) fn may_need(&self, record: &Record) -> Option<Record> {
         self.hook.as_ref().map(|_| record.clone())
     }
