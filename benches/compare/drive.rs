@@ -23,14 +23,14 @@ pub(crate) const ALL: Kind = Kind { measure: "driver, `AckPolicy::All`", policy:
 const GUARDED: &str = "guarded";
 
 /// How long something took, and how much of it this process was at work.
-type Took = (Duration, Duration);
+pub(crate) type Took = (Duration, Duration);
 
 fn at_work() -> Result<Duration> {
     Ok(Duration::from_secs_f64(cpu(None)?))
 }
 
 /// The client's own loop: acks each message when it came, or one for a batch.
-async fn bare(rig: &Rig, policy: AckPolicy) -> Result<Took> {
+pub(crate) async fn bare(rig: &Rig, policy: AckPolicy) -> Result<Took> {
     let context = rig.context().await?;
     let config: pull::Config = consumer("bare", policy);
     let consumer = context.create_consumer_on_stream(config, STREAM).await?;

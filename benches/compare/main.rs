@@ -8,6 +8,7 @@ mod common;
 mod drive;
 mod forward;
 mod many;
+mod parquet;
 mod reads;
 mod rig;
 mod save;
@@ -36,7 +37,7 @@ async fn main() -> Result<()> {
     if wanted("guards") {
         many::measure(size, &mut table).await?;
     }
-    if ["explicit", "all", "skip", "reads"].into_iter().any(wanted) {
+    if ["explicit", "all", "skip", "parquet", "reads"].into_iter().any(wanted) {
         let rig = Rig::start(size.messages, 128).await?;
         if wanted("explicit") {
             drive::measure(&rig, size, drive::EXPLICIT, &mut table).await?;
@@ -46,6 +47,9 @@ async fn main() -> Result<()> {
         }
         if wanted("skip") {
             drive::measure_skips(&rig, size, &mut table).await?;
+        }
+        if wanted("parquet") {
+            parquet::measure(&rig, size, &mut table).await?;
         }
         if wanted("reads") {
             reads::measure(&rig, size, &mut table).await?;

@@ -53,7 +53,7 @@ const NEVER: Duration = Duration::from_secs(3_600);
 pub(crate) struct Rig {
     pub(crate) server: Server,
     pub(crate) messages: u64,
-    payload: usize,
+    pub(crate) payload: usize,
 }
 
 impl Rig {
