@@ -3,7 +3,10 @@
 //! The outer shape (magic, lengths, checksum) is the store's; this is the body. Spans are kept as differences, so that a
 //! long archive stays small.
 
-use serde::{Deserialize, Serialize};
+use std::marker::PhantomData;
+
+use serde::de::{SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::claim::{Claim, ClaimError};
 use crate::coverage::{Coverage, Span};
@@ -131,47 +134,93 @@ struct WireWitness {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Wire {
-    state_id: StateId,
-    source: Source,
-    created: i64,
-    origin: u64,
-    spans: Vec<WireSpan>,
-    witnesses: Vec<WireWitness>,
-    rejected: Vec<RejectedRun>,
-    consumer: Option<String>,
-    move_pending: Option<u64>,
-    totals: Totals,
-    overrides: Vec<Override>,
+struct WireSource<'a> {
+    domain: Option<&'a str>,
+    stream: &'a str,
+    #[serde(borrow)]
+    filters: List<&'a str>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct WireClaim {
-    version: u16,
+struct Wire<'a> {
     state_id: StateId,
-    source: Source,
-    origin: u64,
+    #[serde(borrow)]
+    source: WireSource<'a>,
     created: i64,
-    spans: Vec<WireSpan>,
+    origin: u64,
+    spans: List<WireSpan>,
+    witnesses: List<WireWitness>,
+    rejected: List<RejectedRun>,
+    consumer: Option<&'a str>,
+    move_pending: Option<u64>,
+    totals: Totals,
+    overrides: List<Override>,
 }
 
-/// Nothing larger is decoded, whatever a length field says; the same limit as a file store has for a body.
-const LIMIT: usize = 64 * 1024 * 1024;
+#[derive(Serialize, Deserialize)]
+struct WireClaim<'a> {
+    version: u16,
+    state_id: StateId,
+    #[serde(borrow)]
+    source: WireSource<'a>,
+    origin: u64,
+    created: i64,
+    spans: List<WireSpan>,
+}
+
+/// A list that grows as its elements are read: no room is made for what a length field only announces.
+#[derive(Serialize)]
+struct List<T>(Vec<T>);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for List<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Elements<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Elements<T> {
+            type Value = List<T>;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a list")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<List<T>, A::Error> {
+                let mut list = Vec::new();
+                while let Some(element) = elements.next_element()? {
+                    list.push(element);
+                }
+                Ok(List(list))
+            }
+        }
+        deserializer.deserialize_seq(Elements(PhantomData))
+    }
+}
+
+fn wire_source(source: &Source) -> WireSource<'_> {
+    let filters = List(source.filters().iter().map(String::as_str).collect());
+    WireSource { domain: source.domain(), stream: source.stream(), filters }
+}
+
+fn source_from(wire: WireSource<'_>) -> Source {
+    let source = Source::new(wire.stream).with_filters(wire.filters.0);
+    match wire.domain {
+        Some(domain) => source.with_domain(domain),
+        None => source,
+    }
+}
 
 fn to_bytes<T: Serialize>(value: &T) -> Result<Vec<u8>, EncodeError> {
     bincode::serde::encode_to_vec(value, bincode::config::standard()).map_err(|error| EncodeError(error.to_string()))
 }
 
-fn from_bytes<T: for<'a> Deserialize<'a>>(bytes: &[u8]) -> Result<T, DecodeError> {
-    let config = bincode::config::standard().with_limit::<LIMIT>();
-    let (value, read) =
-        bincode::serde::decode_from_slice(bytes, config).map_err(|error| DecodeError::Malformed(error.to_string()))?;
+/// Text is borrowed from the bytes, which are there.
+fn from_bytes<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, DecodeError> {
+    let read = bincode::serde::borrow_decode_from_slice(bytes, bincode::config::standard());
+    let (value, read) = read.map_err(|error| DecodeError::Malformed(error.to_string()))?;
     if read == bytes.len() { Ok(value) } else { Err(DecodeError::Trailing { read, found: bytes.len() }) }
 }
 
-fn wire_spans<'a>(spans: impl Iterator<Item = &'a Span>) -> Vec<WireSpan> {
+fn wire_spans<'a>(spans: impl Iterator<Item = &'a Span>) -> List<WireSpan> {
     let (mut end, mut time) = (0, 0_i64);
-    spans
+    let spans = spans
         .map(|span| {
             let wire = WireSpan {
                 gap: span.first - end,
@@ -184,10 +233,11 @@ fn wire_spans<'a>(spans: impl Iterator<Item = &'a Span>) -> Vec<WireSpan> {
             (end, time) = (span.last, span.latest);
             wire
         })
-        .collect()
+        .collect();
+    List(spans)
 }
 
-fn spans_from(wire: &[WireSpan]) -> Result<Coverage, DecodeError> {
+fn spans_from(List(wire): &List<WireSpan>) -> Result<Coverage, DecodeError> {
     const OVERFLOW: DecodeError = DecodeError::Contradiction("a span ends beyond the last possible sequence");
     let (mut end, mut time) = (0_u64, 0_i64);
     let mut spans = Vec::with_capacity(wire.len());
@@ -224,16 +274,16 @@ impl Checkpoint {
             .collect();
         to_bytes(&Wire {
             state_id: self.state_id,
-            source: self.source.clone(),
+            source: wire_source(&self.source),
             created: self.created,
             origin: self.origin,
             spans: wire_spans(self.coverage.spans()),
-            witnesses,
-            rejected: self.rejected.clone(),
-            consumer: self.consumer.clone(),
+            witnesses: List(witnesses),
+            rejected: List(self.rejected.clone()),
+            consumer: self.consumer.as_deref(),
             move_pending: self.move_pending,
             totals: self.totals,
-            overrides: self.overrides.clone(),
+            overrides: List(self.overrides.clone()),
         })
     }
 
@@ -242,10 +292,10 @@ impl Checkpoint {
         if version != VERSION {
             return Err(DecodeError::Version { expected: VERSION, found: version });
         }
-        let wire: Wire = from_bytes(body)?;
+        let wire: Wire<'_> = from_bytes(body)?;
         let (mut sequence, mut time) = (0_u64, 0_i64);
-        let mut witnesses = Vec::with_capacity(wire.witnesses.len());
-        for witness in &wire.witnesses {
+        let mut witnesses = Vec::with_capacity(wire.witnesses.0.len());
+        for witness in &wire.witnesses.0 {
             sequence = sequence
                 .checked_add(witness.step)
                 .ok_or(DecodeError::Contradiction("a witness lies beyond the last possible sequence"))?;
@@ -257,16 +307,16 @@ impl Checkpoint {
             .ok_or(DecodeError::Contradiction("two witnesses stand at one sequence"))?;
         Ok(Self {
             state_id: wire.state_id,
-            source: wire.source,
+            source: source_from(wire.source),
             created: wire.created,
             origin: wire.origin,
             coverage,
             witnesses,
-            rejected: wire.rejected,
-            consumer: wire.consumer,
+            rejected: wire.rejected.0,
+            consumer: wire.consumer.map(str::to_owned),
             move_pending: wire.move_pending,
             totals: wire.totals,
-            overrides: wire.overrides,
+            overrides: wire.overrides.0,
         })
     }
 }
@@ -288,7 +338,7 @@ impl ClaimBody {
             let wire = WireClaim {
                 version: VERSION,
                 state_id: self.state_id,
-                source: self.source.clone(),
+                source: wire_source(&self.source),
                 origin: self.origin,
                 created: self.created,
                 spans: wire_spans(self.coverage.spans()),
@@ -324,13 +374,13 @@ impl ClaimBody {
         if expected != found {
             return Err(ClaimError(format!("its checksum is {found:08x}, written was {expected:08x}")));
         }
-        let wire: WireClaim = from_bytes(body).map_err(|error| ClaimError(error.to_string()))?;
+        let wire: WireClaim<'_> = from_bytes(body).map_err(|error| ClaimError(error.to_string()))?;
         if wire.version != VERSION {
             return Err(ClaimError(format!("version {}; this program reads {VERSION}", wire.version)));
         }
         let coverage = spans_from(&wire.spans).map_err(|error| ClaimError(error.to_string()))?;
         let WireClaim { state_id, source, origin, created, .. } = wire;
-        Ok(Some(Self { state_id, source, origin, created, coverage }))
+        Ok(Some(Self { state_id, source: source_from(source), origin, created, coverage }))
     }
 }
 

@@ -158,7 +158,12 @@ fn a_claim_may_be_as_long_as_its_limit() {
 
 #[test]
 fn a_checkpoint_as_large_as_a_file_can_hold_is_read() {
-    assert_eq!(LIMIT, 67_108_864);
+    let empty = Checkpoint { consumer: Some(String::new()), ..filled() }.encode().expect("it is sane").len();
+    let name = "x".repeat(crate::FileStore::MAX_BODY - empty - 4);
+    let largest = Checkpoint { consumer: Some(name), ..filled() };
+    let body = largest.encode().expect("it is sane");
+    assert_eq!((body.len(), crate::FileStore::MAX_BODY), (67_108_836, 67_108_836));
+    assert!(Checkpoint::decode(VERSION, &body) == Ok(largest));
 }
 
 #[test]

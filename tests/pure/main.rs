@@ -5,6 +5,5 @@
 mod conformance;
 mod docs;
 mod formats;
-mod hostile;
 mod store;
 mod walls;

@@ -1,6 +1,9 @@
-//! Hostile bytes: the corpus of the fuzzer, and real files with mistakes in them.
+//! Hostile bytes: the corpus of the fuzzer, and real files with mistakes in them. They do no harm, and make nobody ask for
+//! more memory than their own size explains.
 
-#[path = "../../fuzz/src/hostile.rs"]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test fails by panicking")]
+
+#[path = "../fuzz/src/hostile.rs"]
 #[allow(
     clippy::expect_used,
     unreachable_pub,
@@ -8,13 +11,22 @@
 )]
 mod properties;
 
+use std::alloc::System;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use replay_guard::{
     Claim, Durable, Flush, Guard, MemoryStore, MemoryStream, Reason, Record, Sink, Source, StoreError, Written,
 };
+
+use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+/// One test at a time, or each would count what the other asks for.
+static TURN: Mutex<()> = Mutex::new(());
 
 struct Target {
     name: &'static str,
@@ -22,6 +34,22 @@ struct Target {
     /// How many mutations of each seed are tried; those of files are slow.
     mutations: u64,
 }
+
+impl Target {
+    /// The property; and what it asked for on the way, given back or not, is bounded by the size of the bytes.
+    fn try_with(&self, bytes: &[u8]) {
+        let before = ALLOCATOR.stats().bytes_allocated;
+        (self.property)(bytes);
+        let asked = ALLOCATOR.stats().bytes_allocated - before;
+        let allowed = ALWAYS + EACH * bytes.len();
+        assert!(asked <= allowed, "{asked} bytes of memory for {} bytes, {allowed} allowed", bytes.len());
+    }
+}
+
+/// Twice of what was seen.
+const ALWAYS: usize = 32 * 1024;
+/// The densest list has an element for each byte, of 16 bytes in memory; as it grows, all before it was asked for again.
+const EACH: usize = 64;
 
 const TARGETS: [Target; 4] = [
     Target { name: "checkpoint", property: properties::checkpoint, mutations: 3_000 },
@@ -41,24 +69,28 @@ fn corpus(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
 
 #[test]
 fn the_corpus_does_no_harm() {
-    for Target { name, property, .. } in TARGETS {
-        for (path, bytes) in corpus(name) {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    for target in TARGETS {
+        for (path, bytes) in corpus(target.name) {
             println!("{}", path.display());
-            property(&bytes);
+            target.try_with(&bytes);
         }
     }
 }
 
 #[test]
 fn mistakes_in_it_do_no_harm() {
-    for Target { name, property, mutations } in TARGETS {
-        for (path, bytes) in corpus(name).into_iter().filter(|(path, _)| path.to_string_lossy().contains("seed-")) {
-            for seed in 1..=mutations {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    for target in TARGETS {
+        for (path, bytes) in
+            corpus(target.name).into_iter().filter(|(path, _)| path.to_string_lossy().contains("seed-"))
+        {
+            for seed in 1..=target.mutations {
                 let mut chance = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
                 let mut bytes = bytes.clone();
                 mutate(&mut bytes, &mut chance);
                 println!("{} {seed}", path.display());
-                property(&bytes);
+                target.try_with(&bytes);
             }
         }
     }
@@ -111,6 +143,7 @@ impl Sink for Claims {
 
 #[tokio::test]
 async fn a_claim_of_today_is_one_of_the_seeds() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let claims = Arc::new(Mutex::new(Vec::new()));
     let stream = MemoryStream::new();
     let records: Vec<Record> = (0..6_u8).map(|n| stream.publish("s", vec![n])).collect();
