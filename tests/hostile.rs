@@ -14,7 +14,7 @@ mod properties;
 use std::alloc::System;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use replay_guard::{
     Claim, Durable, Flush, Guard, MemoryStore, MemoryStream, Reason, Record, Sink, Source, StoreError, Written,
@@ -26,7 +26,7 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 /// One test at a time, or each would count what the other asks for.
-static TURN: Mutex<()> = Mutex::new(());
+static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 struct Target {
     name: &'static str,
@@ -69,7 +69,7 @@ fn corpus(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
 
 #[test]
 fn the_corpus_does_no_harm() {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = TURN.blocking_lock();
     for target in TARGETS {
         for (path, bytes) in corpus(target.name) {
             println!("{}", path.display());
@@ -80,7 +80,7 @@ fn the_corpus_does_no_harm() {
 
 #[test]
 fn mistakes_in_it_do_no_harm() {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = TURN.blocking_lock();
     for target in TARGETS {
         for (path, bytes) in
             corpus(target.name).into_iter().filter(|(path, _)| path.to_string_lossy().contains("seed-"))
@@ -143,7 +143,7 @@ impl Sink for Claims {
 
 #[tokio::test]
 async fn a_claim_of_today_is_one_of_the_seeds() {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = TURN.lock().await;
     let claims = Arc::new(Mutex::new(Vec::new()));
     let stream = MemoryStream::new();
     let records: Vec<Record> = (0..6_u8).map(|n| stream.publish("s", vec![n])).collect();

@@ -18,6 +18,13 @@ const GAPS: usize = 8;
 /// How many spans, or records with the sink, one look at the consumer's position passes over.
 const STEPS: usize = 32;
 
+fn forked(permits: Result<Permits, GuardError>) -> Result<Placement, GuardError> {
+    permits.map(|mut permits| match permits.unknown.take() {
+        Some(error) => Placement::Unknown(error),
+        None => Placement::Fork(permits),
+    })
+}
+
 impl Core {
     /// Closes gaps between spans on the stream's answer. Both sides must have been seen in this session, or be gone without
     /// anything that contradicts them: numbers at or below the stream's last are given to nobody else in this life, and a
@@ -112,15 +119,31 @@ impl Core {
         position: ConsumerPosition,
         sink: &mut S,
     ) -> Result<Placement, GuardError> {
-        let outcome = self.try_check(position, sink).await;
-        match outcome {
+        match self.try_check(position, sink).await {
             Ok(placement) => placement,
-            Err(error) => {
-                let mut permits = self.unknown(error)?;
-                let reason = || ObserveError::Unavailable { reason: "no answer".to_owned() };
-                Ok(Placement::Unknown(permits.unknown.take().unwrap_or_else(reason)))
-            }
+            Err(error) => self.unknown_placement(error),
         }
+    }
+
+    pub(super) async fn reread<S: Sink>(&mut self, sink: &mut S) -> Result<Placement, GuardError> {
+        match self.try_reread(sink).await {
+            Ok(placement) => placement,
+            Err(error) => self.unknown_placement(error),
+        }
+    }
+
+    fn unknown_placement(&mut self, error: ObserveError) -> Result<Placement, GuardError> {
+        let mut permits = self.unknown(error)?;
+        let reason = || ObserveError::Unavailable { reason: "no answer".to_owned() };
+        Ok(Placement::Unknown(permits.unknown.take().unwrap_or_else(reason)))
+    }
+
+    async fn try_reread<S: Sink>(&mut self, sink: &mut S) -> Result<Result<Placement, GuardError>, ObserveError> {
+        let Some(newest) = self.ledger.newest_witness() else { return Ok(Ok(Placement::Stands)) };
+        let Some(evidence) = self.contradicts(newest).await? else { return Ok(Ok(Placement::Stands)) };
+        self.view = self.observer.stream().await?;
+        self.blocked.clear();
+        Ok(forked(self.fork(evidence, sink).await))
     }
 
     async fn try_check<S: Sink>(
@@ -130,12 +153,6 @@ impl Core {
     ) -> Result<Result<Placement, GuardError>, ObserveError> {
         self.view = self.observer.stream().await?;
         self.blocked.clear();
-        let forked = |permits: Result<Permits, GuardError>| {
-            permits.map(|mut permits| match permits.unknown.take() {
-                Some(error) => Placement::Unknown(error),
-                None => Placement::Fork(permits),
-            })
-        };
         if let Some(newest) = self.ledger.newest_witness()
             && let Some(evidence) = self.contradicts(newest).await?
         {
@@ -157,10 +174,11 @@ impl Core {
             self.close_gaps().await?;
         }
         let mut at = self.floor().saturating_add(1).max(self.walked);
+        let mut placement = Placement::StandsSoFar;
         for _ in 0..STEPS {
             let next = self.observer.next(at).await?.filter(|next| next.sequence() <= position.ack_floor);
             let Some(next) = next else {
-                at = 0;
+                (at, placement) = (0, Placement::Stands);
                 break;
             };
             at = next.sequence().saturating_add(1);
@@ -180,7 +198,7 @@ impl Core {
         }
         // What is above is looked at next time.
         self.walked = at;
-        Ok(Ok(Placement::Stands))
+        Ok(Ok(placement))
     }
 
     /// Reads a witness back. What says that it does not stand, if so.

@@ -72,6 +72,8 @@ impl ConsumerPosition {
 pub enum Placement {
     /// It passed over nothing.
     Stands,
+    /// It passed over nothing as far as was looked, which is bounded: the next look goes on from there.
+    StandsSoFar,
     /// It passed over this message, which is not archived. Look again before acting: the answer may be of the moment.
     PassedOver(u64),
     /// It stands beyond the stream's end; move it to this sequence.
@@ -255,6 +257,22 @@ impl<S: Sink> Guard<S> {
     pub async fn check(&mut self, position: ConsumerPosition) -> Result<Placement, GuardError> {
         let mut sink = self.enter()?;
         let outcome = self.core.check(position, &mut sink).await;
+        self.leave(sink, outcome)
+    }
+
+    /// Reads the newest witness back, with one request: whether the stream forked. Enough, in turn with a look at where the
+    /// consumer stands, as long as nothing was delivered or flushed since a [`check`](Self::check) that found nothing.
+    ///
+    /// # Errors
+    ///
+    /// As [`begin_session`](Self::begin_session).
+    ///
+    /// # Cancel safety
+    ///
+    /// Closes the guard.
+    pub async fn reread(&mut self) -> Result<Placement, GuardError> {
+        let mut sink = self.enter()?;
+        let outcome = self.core.reread(&mut sink).await;
         self.leave(sink, outcome)
     }
 

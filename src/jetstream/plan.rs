@@ -3,6 +3,7 @@
 
 mod action;
 mod others;
+mod phase;
 mod reports;
 mod start;
 
@@ -14,7 +15,7 @@ use super::ack::{Answer, Delivery};
 use super::error::ConsumerError;
 use super::pace::{Backoff, Limits, Pace};
 use super::position::Position;
-use super::session::{Chain, SessionEnd, Window};
+use super::session::{SessionEnd, Window};
 use crate::fault::{self, Fault};
 use crate::guard::{ConsumerPosition, Permits};
 use crate::sink::Reason;
@@ -22,6 +23,7 @@ use crate::sink::Reason;
 use self::reports::Reports;
 pub(crate) use action::{Action, Connection, Note, Taken};
 use others::Others;
+use phase::{Asks, Carried, Jump, Phase, Running, Starting, Step};
 pub(crate) use reports::{LAST, LONG};
 
 /// How often the newest witness is read back and the consumer's position is compared with the floor, if nothing else is said.
@@ -30,86 +32,6 @@ pub(crate) const CHECK_EVERY: Duration = Duration::from_secs(60);
 const SECOND_LOOK: Duration = Duration::from_millis(300);
 /// The shortest time between two rounds of in-progress acks.
 const LEAST_ROUND: Duration = Duration::from_millis(10);
-
-/// A step on the way to a session.
-#[derive(Debug)]
-enum Step {
-    Find,
-    Make,
-    Mark,
-    Look,
-    Subscribe,
-}
-
-#[derive(Debug)]
-struct Starting {
-    connection: u64,
-    step: Step,
-    position: Option<Box<Position>>,
-    suspect: Option<u64>,
-    not_before: Duration,
-}
-
-#[derive(Debug)]
-struct Running {
-    connection: u64,
-    /// When the consumer was created, and what it delivers: another one of its name is another session.
-    created: i64,
-    filters: Vec<String>,
-    chain: Chain,
-    others: Others,
-    ack_all: bool,
-    /// What a flush permitted and was not sent yet.
-    answers: Vec<(Subject, Answer)>,
-    /// The last flush was made: when its answers are sent, all is done.
-    last: bool,
-    /// The stream could not be asked: nothing is pulled or written before this time.
-    blocked: Option<Duration>,
-    round: Duration,
-    next_round: Duration,
-    next_check: Duration,
-    checking: bool,
-    position: Option<ConsumerPosition>,
-    suspect: Option<u64>,
-    remaining: u64,
-}
-
-impl Running {
-    /// Whether this is the connection on which the session began.
-    fn is_on(&self, connection: Connection) -> bool {
-        connection.up && (self.connection == connection.count || fault::is(Fault::OldDeliveriesAccepted))
-    }
-}
-
-#[derive(Debug)]
-enum Phase {
-    Between,
-    Starting(Starting),
-    Running(Box<Running>),
-    /// Everything that could be flushed and acked was.
-    WoundUp,
-}
-
-/// Moving the consumer over what is archived, unread.
-#[derive(Clone, Copy, Debug)]
-struct Jump {
-    allowed: bool,
-    /// Everything through here is archived and was read back when the session began.
-    verified_through: Option<u64>,
-    /// Where it was moved last: never twice to one place.
-    last: Option<u64>,
-    /// It is to be moved. That only spares a backlog, and is given up if it fails.
-    under_way: bool,
-}
-
-/// What a sink brings into a session.
-#[derive(Clone, Copy, Debug)]
-struct Carried {
-    /// It holds records.
-    pending: bool,
-    /// It wants a flush.
-    full: bool,
-}
 
 /// The driver's decisions.
 #[derive(Debug)]
@@ -279,10 +201,15 @@ impl Plan {
                     return Action::Report;
                 }
                 if let Some(position) = running.position.take() {
+                    running.quiet = Some(position);
                     return Action::Look(position);
                 }
                 if now >= running.next_check {
                     running.next_check = now.saturating_add(self.check_every);
+                    if running.quiet.is_some() && running.asks == Asks::Stream {
+                        running.asks = Asks::Consumer;
+                        return Action::Reread;
+                    }
                     running.checking = true;
                     return Action::Find;
                 }
@@ -337,6 +264,7 @@ impl Plan {
         match taken {
             Ok(follows) => {
                 running.remaining = delivery.remaining;
+                running.quiet = None;
                 running.others.took(delivery.consumer_sequence);
                 if ours { Taken::Offer { follows } } else { Taken::Dropped }
             }
@@ -373,6 +301,7 @@ impl Plan {
     pub(crate) fn flushed(&mut self, permits: &Permits, now: Duration) {
         self.stands_at(permits);
         let Phase::Running(running) = &mut self.phase else { return };
+        running.quiet = None;
         if let Some(to) = permits.move_to() {
             if self.stop {
                 self.phase = Phase::WoundUp;

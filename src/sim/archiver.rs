@@ -313,6 +313,14 @@ impl Archiver {
                 let now = self.now();
                 self.with(|alive| alive.plan.looked(&placement, now));
             }
+            Action::Reread => {
+                let placement = self.ask(|guard| Box::pin(guard.reread()))?;
+                if let Placement::Fork(permits) = &placement {
+                    self.said(permits, false)?;
+                }
+                let now = self.now();
+                self.with(|alive| alive.plan.looked(&placement, now));
+            }
             Action::Subscribe => {
                 let now = self.now();
                 self.with(|alive| {

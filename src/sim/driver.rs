@@ -348,7 +348,7 @@ impl Driver {
         let placement = run(&mut self.budget, guard.check(position)).ok_or(Stop::Crashed)?.map_err(Stop::Guard)?;
         let passed = self.passed.take();
         match placement {
-            Placement::Stands => Ok(()),
+            Placement::Stands | Placement::StandsSoFar => Ok(()),
             Placement::PassedOver(sequence) if passed == Some(sequence) => {
                 self.move_to(sequence);
                 self.session()

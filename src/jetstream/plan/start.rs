@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy};
 
 use super::action::{Connection, Note};
-use super::{Carried, LEAST_ROUND, Others, Phase, Plan, Running, SECOND_LOOK, Starting, Step, place};
+use super::{Asks, Carried, LEAST_ROUND, Others, Phase, Plan, Running, SECOND_LOOK, Starting, Step, place};
 use crate::fault::{self, Fault};
 use crate::guard::{ConsumerPosition, Permits, Placement};
 use crate::jetstream::position::{Moved, Position};
@@ -57,12 +57,17 @@ impl Plan {
                 if let Some(count) = running.others.check(position.deliveries) {
                     self.notes.push(Note::Shared { count });
                 }
-                running.position = Some(if position.ack_pending <= self.window.len() as u64 {
+                let stands = if position.ack_pending <= self.window.len() as u64 {
                     // All that the server waits for is in our hands: it delivers nothing else at or below its position.
                     ConsumerPosition::new(position.delivered, position.delivered)
                 } else {
                     place(&position)
-                });
+                };
+                if running.quiet == Some(stands) {
+                    running.asks = Asks::Stream;
+                } else {
+                    (running.position, running.asks) = (Some(stands), Asks::Consumer);
+                }
             }
             (Phase::Running(_), None) => self.end(&SessionEnd::Server("the consumer is gone".to_owned()), now),
             (Phase::Between | Phase::WoundUp, _) => {}
@@ -112,7 +117,7 @@ impl Plan {
             }
             Placement::PassedOver(sequence) => now_suspect = Some(*sequence),
             Placement::Unknown(error) if starting => return self.retry("session", error.to_string(), now),
-            Placement::Stands | Placement::Unknown(_) => {}
+            Placement::Stands | Placement::StandsSoFar | Placement::Unknown(_) => {}
         }
         if let (true, None, Some((from, through))) = (starting, now_suspect, self.backlog()) {
             self.notes.push(Note::FastForward { from, through });
@@ -129,6 +134,7 @@ impl Plan {
             }
             Phase::Running(running) => {
                 running.suspect = now_suspect;
+                running.quiet = running.quiet.filter(|_| matches!(placement, Placement::Stands));
                 if now_suspect.is_some() {
                     running.next_check = now + SECOND_LOOK;
                 }
@@ -166,6 +172,8 @@ impl Plan {
                 next_check: now.saturating_add(self.check_every),
                 checking: false,
                 position: None,
+                quiet: None,
+                asks: Asks::Consumer,
                 suspect: None,
                 remaining: position.pending,
             };

@@ -50,6 +50,10 @@ impl Trial {
                 self.plan.looked(&Placement::Stands, self.now);
                 Some("look")
             }
+            Action::Reread => {
+                self.plan.looked(&Placement::Stands, self.now);
+                Some("reread")
+            }
             Action::Subscribe => {
                 self.plan.subscribed(self.now);
                 Some("subscribe")
@@ -101,11 +105,32 @@ impl Trial {
 }
 
 #[test]
-fn an_idle_stream_costs_one_look_a_minute_and_no_word() {
+fn an_idle_stream_costs_one_request_a_minute_and_no_word() {
     let mut trial = Trial::new();
     let requests = trial.until(MINUTE * 60 + Duration::from_secs(1));
-    assert_eq!(requests, ["find", "look"].repeat(60));
+    // The first look is a whole one. From then on the stream and the consumer are asked in turn.
+    let mut expected = vec!["find", "look"];
+    expected.extend(["find", "reread"].repeat(30));
+    expected.pop();
+    assert_eq!(requests, expected);
     assert_eq!(trial.notes(), []);
+}
+
+#[test]
+fn what_happens_on_an_idle_stream_makes_the_next_look_a_whole_one() {
+    let mut trial = Trial::new();
+    let mut minute = |trial: &mut Trial, minute| trial.until(MINUTE * minute + Duration::from_secs(1));
+    assert_eq!(minute(&mut trial, 2), ["find", "look", "find"]);
+    // Elsewhere: it is seen when the consumer is asked, in its turn.
+    trial.deliver(false);
+    assert_eq!(minute(&mut trial, 6), ["reread", "find", "look", "find", "reread"]);
+    // A look that is not at its end goes on.
+    trial.plan.looked(&Placement::StandsSoFar, trial.now);
+    assert_eq!(minute(&mut trial, 9), ["find", "look", "find", "reread"]);
+    trial.deliver(true);
+    let mut requests = minute(&mut trial, 10);
+    requests.retain(|request| *request != "flush");
+    assert_eq!(requests, ["find", "look"]);
 }
 
 #[test]
@@ -116,13 +141,15 @@ fn a_paused_consumer_is_said_once_and_costs_no_more() {
         // The server's two numbers never add up to quite the same.
         trial.position.paused_until = trial.position.paused_until.map(|until| until + minute);
         let requests = trial.until(MINUTE * u32::try_from(minute).expect("small") + Duration::from_secs(1));
-        assert_eq!(requests, ["find", "look"]);
+        let expected: &[_] =
+            if minute == 1 { &["find", "look"] } else { &[["find"], ["reread"]][usize::from(minute % 2 == 1)] };
+        assert_eq!(requests, expected, "minute {minute}");
     }
     assert_eq!(trial.notes(), [Note::Paused { until: 1_000_000_000_001 }]);
     let longer = 2_000_000_000_000;
     for until in [Some(longer), None, Some(longer)] {
         trial.position.paused_until = until;
-        trial.until(trial.now + MINUTE);
+        trial.until(trial.now + MINUTE * 2);
     }
     assert_eq!(trial.notes(), [Note::Paused { until: longer }, Note::Paused { until: longer }]);
 }
