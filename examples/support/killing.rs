@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use async_nats::jetstream::consumer::pull;
 use async_nats::jetstream::{self, Context};
 use bytes::Bytes;
+use replay_guard::jetstream::Consumer;
 
 use crate::nats::Server;
 use crate::process::Process;
@@ -141,7 +142,7 @@ pub async fn is_done(jetstream: &Context, stream: &str, consumer: &str) -> Resul
     let stream = jetstream.get_stream(stream).await?;
     let last = stream.cached_info().state.last_sequence;
     // The driver may work with another name.
-    for name in [consumer.to_owned(), format!("{consumer}-rg")] {
+    for name in Consumer::names(consumer) {
         if let Ok(info) = stream.consumer_info(name).await
             && (info.num_pending, info.num_ack_pending) == (0, 0)
             && info.delivered.stream_sequence >= last

@@ -152,7 +152,7 @@ const fn is_behind(was: bool, remaining: u64) -> bool {
     if was { remaining > BACKLOG / 10 } else { remaining >= BACKLOG }
 }
 
-/// What the consumer has not delivered yet. Of the two names, one that nobody reads any more has more left than the other.
+/// What the consumer has not delivered yet. Of its names, one that nobody reads any more has more left than the one in use.
 async fn remaining(jetstream: &Context, job: &Job) -> Option<u64> {
     let stream = jetstream.get_stream_no_info(&job.stream).await.ok()?;
     let mut least = None;

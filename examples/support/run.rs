@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use replay_guard::async_nats::jetstream::{self, Context};
-use replay_guard::jetstream::Denials;
+use replay_guard::jetstream::{Consumer, Denials};
 use replay_guard::{CheckpointStore, Driver, DriverError, Ended, FileStore, MemoryStore, Sink, Source, Start};
 use tokio::sync::watch;
 
@@ -88,9 +88,9 @@ impl Job {
         Source::new(&self.stream).with_filters(&self.filters)
     }
 
-    /// The driver works with one of two consumers: this one, or one that took its place.
-    pub fn consumer_names(&self) -> [String; 2] {
-        [self.consumer.clone(), format!("{}-rg", self.consumer)]
+    /// The driver works with one of these consumers: this one, or one that took its place.
+    pub fn consumer_names(&self) -> impl Iterator<Item = String> {
+        Consumer::names(&self.consumer)
     }
 }
 

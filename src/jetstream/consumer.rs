@@ -13,8 +13,10 @@ use super::settings::{self, Expected, Warning};
 use crate::observer::{ObserveError, Observer};
 use crate::source::Source;
 
-/// What the alternate name has at its end.
+/// What the alternate names have at their ends, but for their number.
 const SUFFIX: &str = "-rg";
+/// How many names there are. Each power cut may damage the one in use for ever.
+const NAMES: u8 = 10;
 /// How often a consumer that was just made is made again if it stands where an old state file of its name left it.
 const TRIES: u32 = 3;
 
@@ -29,9 +31,26 @@ pub struct Consumer {
     observer: StreamObserver,
     source: Source,
     name: String,
+    /// Which of its names that is, from 0.
+    number: u8,
+    first: String,
+}
+
+/// One of the names that serve in turn.
+fn alternate(first: &str, number: u8) -> String {
+    match number {
+        0 => first.to_owned(),
+        1 => format!("{first}{SUFFIX}"),
+        _ => format!("{first}{SUFFIX}{number}"),
+    }
 }
 
 impl Consumer {
+    /// The names under which a consumer of this name may be found: itself, `NAME-rg`, `NAME-rg2` and so on to `NAME-rg9`.
+    pub fn names(name: &str) -> impl Iterator<Item = String> {
+        (0..NAMES).map(move |number| alternate(name, number))
+    }
+
     /// The consumer of this name; it need not exist. The context must be one of the source's domain.
     ///
     /// # Errors
@@ -46,7 +65,7 @@ impl Consumer {
             }
         }
         let observer = StreamObserver::new(context.clone(), source);
-        Ok(Self { api: Api::new(context), observer, source: source.clone(), name })
+        Ok(Self { api: Api::new(context), observer, source: source.clone(), first: name.clone(), name, number: 0 })
     }
 
     /// The consumer of a simulated server.
@@ -54,7 +73,7 @@ impl Consumer {
     pub(crate) fn simulated(world: &crate::sim::World, source: &Source, name: &str) -> Self {
         let api = Api::simulated(world.clone());
         let observer = StreamObserver::over(api.clone(), source);
-        Self { api, observer, source: source.clone(), name: name.to_owned() }
+        Self { api, observer, source: source.clone(), first: name.to_owned(), name: name.to_owned(), number: 0 }
     }
 
     /// The same consumer, which knows what the server refused to its connection.
@@ -64,15 +83,17 @@ impl Consumer {
         Self { api: self.api.with_denials(denials), observer, ..self }
     }
 
-    /// The consumer under the alternate name: `NAME-rg`, or `NAME` if this is that. It serves where the server can neither
-    /// create nor delete this one, or where deleting it first would lose messages.
+    /// The consumer under the next of its [`names`](Self::names); after the last comes the first. It serves where the server
+    /// can neither create nor delete this one, or where deleting it first would lose messages.
     #[must_use]
     pub fn other(&self) -> Self {
-        let name = match self.name.strip_suffix(SUFFIX).filter(|name| !name.is_empty()) {
-            Some(name) => name.to_owned(),
-            None => format!("{}{SUFFIX}", self.name),
-        };
-        Self { name, ..self.clone() }
+        let number = (self.number + 1) % NAMES;
+        Self { name: alternate(&self.first, number), number, ..self.clone() }
+    }
+
+    /// The same under all its other names, the next one first.
+    pub(crate) fn others(&self) -> Vec<Self> {
+        std::iter::successors(Some(self.other()), |one| Some(one.other())).take(usize::from(NAMES) - 1).collect()
     }
 
     /// Deletes it, if it exists and carries this mark. Says whether it did.

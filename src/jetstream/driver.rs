@@ -114,8 +114,8 @@ pub struct Driver<S> {
     pub(super) context: Context,
     pub(super) source: Source,
     pub(super) consumer: Consumer,
-    /// The one it took over from, until that is deleted.
-    pub(super) leftover: Option<Box<Consumer>>,
+    /// Those it took over from, until they are deleted.
+    pub(super) leftovers: Vec<Consumer>,
     pub(super) observer: StreamObserver,
     pub(super) config: Config,
     pub(super) flush: FlushEvery,
@@ -226,11 +226,11 @@ impl<S: Sink + 'static> Driver<S> {
             hook: builder.hook.as_ref(),
         };
         let mut store = store;
-        let Opened { guard, config, consumer, leftover } = opener.open(&mut store, sink).await?;
+        let Opened { guard, config, consumer, leftovers } = opener.open(&mut store, sink).await?;
         Ok(Self {
             context,
             consumer,
-            leftover,
+            leftovers,
             observer,
             config,
             flush: builder.flush,
@@ -329,12 +329,12 @@ impl<S: Sink + 'static> Driver<S> {
             max_spans: self.max_spans,
             hook: self.hook.as_ref(),
         };
-        let Opened { guard, config, consumer, leftover } = opener.open(&mut self.store, sink).await?;
+        let Opened { guard, config, consumer, leftovers } = opener.open(&mut self.store, sink).await?;
         self.past = self.past.plus(self.guard.counters());
         self.guard = guard;
         self.config = config;
         self.consumer = consumer;
-        self.leftover = leftover;
+        self.leftovers = leftovers;
         Ok(())
     }
 
@@ -402,12 +402,10 @@ impl<O: Observer + Clone + 'static> Opener<'_, O> {
         let location = store.location();
         let opening = Opening::load(self.source.clone(), store, self.on_damage).await?;
         let mut opening = opening.max_spans(self.max_spans).hook(self.hook.cloned());
-        // The checkpoint says which of the two names is in use, if they were ever switched.
-        let switched = opening.consumer().is_some();
-        let (mut consumer, mut spare) = (self.consumer.clone(), self.consumer.other());
-        if opening.consumer() == Some(spare.name()) {
-            std::mem::swap(&mut consumer, &mut spare);
-        }
+        // The checkpoint says which of the names is in use, if they were ever switched.
+        let in_use = opening.consumer().map(str::to_owned);
+        let other = self.consumer.others().into_iter().find(|other| in_use.as_deref() == Some(other.name()));
+        let consumer = other.unwrap_or_else(|| self.consumer.clone());
         let found = consumer.find().await?;
         if let Some(position) = &found {
             self.check(&consumer, &position.config)?;
@@ -438,9 +436,9 @@ impl<O: Observer + Clone + 'static> Opener<'_, O> {
             (None, _) => {}
         }
         crash::point("consumer-marked");
-        // It may keep messages of an interest stream until the one in use is known to deliver them.
-        let leftover = switched.then(|| Box::new(spare));
-        Ok(Opened { guard, config, consumer, leftover })
+        // They may keep messages of an interest stream until the one in use is known to deliver them.
+        let leftovers = if in_use.is_some() { consumer.others() } else { Vec::new() };
+        Ok(Opened { guard, config, consumer, leftovers })
     }
 
     /// What is wrong with a consumer is an error, what could be better an event.
@@ -458,6 +456,6 @@ pub(crate) struct Opened<S> {
     pub(crate) guard: Guard<S>,
     pub(crate) config: Config,
     pub(crate) consumer: Consumer,
-    /// The one of the other name, if they were ever switched.
-    pub(crate) leftover: Option<Box<Consumer>>,
+    /// Those of the other names, if they were ever switched.
+    pub(crate) leftovers: Vec<Consumer>,
 }

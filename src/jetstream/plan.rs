@@ -30,6 +30,8 @@ pub(crate) use reports::{LAST, LONG};
 pub(crate) const CHECK_EVERY: Duration = Duration::from_secs(60);
 /// How long after the first look at a consumer that seems to have passed over a message the second one comes.
 const SECOND_LOOK: Duration = Duration::from_millis(300);
+/// How many other names are tried in a row: all there are.
+const SWITCHES: u8 = 9;
 /// The shortest time between two rounds of in-progress acks.
 const LEAST_ROUND: Duration = Duration::from_millis(10);
 
@@ -46,6 +48,8 @@ pub(crate) struct Plan {
     move_to: Option<u64>,
     /// The consumer can be neither made nor moved under its name.
     switch: bool,
+    /// How many other names could not be made either, in a row.
+    switches: u8,
     backoff: Backoff,
     not_before: Duration,
     stop: bool,
@@ -81,6 +85,7 @@ impl Plan {
             window: Window::default(),
             move_to,
             switch: false,
+            switches: 0,
             backoff: Backoff::new(seed),
             not_before: Duration::ZERO,
             stop: false,
@@ -342,7 +347,7 @@ impl Plan {
     pub(crate) fn moved(&mut self) {
         self.move_to = None;
         self.jump.under_way = false;
-        self.switch = false;
+        (self.switch, self.switches) = (false, 0);
         self.backoff.reset();
     }
 
@@ -381,6 +386,11 @@ impl Plan {
             // It can be neither made nor moved under its name.
             error @ (ConsumerError::Damaged { .. } | ConsumerError::Unsupported { .. }) if what != "switch" => {
                 self.switch = true;
+                self.retry("switch", error.to_string(), now);
+            }
+            // Nor can the next name. Where none can, it is not the names.
+            error @ ConsumerError::Damaged { .. } if self.switches < SWITCHES => {
+                self.switches += 1;
                 self.retry("switch", error.to_string(), now);
             }
             error => return Err(error),

@@ -19,7 +19,7 @@ use super::plan::{Action, Connection, LAST, LONG, Note, Plan, Taken};
 use super::pull::{Batch, Pull};
 use super::session::SessionEnd;
 use super::settings::Expected;
-use super::switch::{remove_leftover, take_over};
+use super::switch::{remove_leftovers, take_over};
 use crate::crash;
 use crate::error::{GuardError, chain};
 use crate::events;
@@ -180,8 +180,8 @@ impl<S: Sink + 'static> Driver<S> {
                 }
             }
             Action::Switch(to) => {
-                let (consumer, leftover) = (&mut self.consumer, &mut self.leftover);
-                let switched = take_over(&mut self.guard, consumer, leftover, &mut self.config, to, &mark).await?;
+                let (consumer, leftovers) = (&mut self.consumer, &mut self.leftovers);
+                let switched = take_over(&mut self.guard, consumer, leftovers, &mut self.config, to, &mark).await?;
                 if let Some(to) = run.passes("switch", switched)? {
                     events::consumer_switched(&self.source, self.consumer.name(), to);
                     self.guard.moved();
@@ -193,7 +193,7 @@ impl<S: Sink + 'static> Driver<S> {
                 run.plan.looked(&placement, run.now());
             }
             Action::Subscribe => {
-                remove_leftover(&mut self.leftover, self.consumer.name(), &mark).await;
+                remove_leftovers(&mut self.leftovers, &mark).await;
                 let count = usize::try_from(self.flush.count.clamp(1, BATCH)).unwrap_or(1);
                 let bytes = usize::try_from(self.flush.bytes.max(BATCH_BYTES)).unwrap_or(usize::MAX);
                 let batch = Batch::within(count, bytes, &self.config);

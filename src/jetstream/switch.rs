@@ -14,7 +14,7 @@ use crate::sink::Sink;
 pub(crate) async fn take_over<S: Sink>(
     guard: &mut Guard<S>,
     consumer: &mut Consumer,
-    leftover: &mut Option<Box<Consumer>>,
+    leftovers: &mut Vec<Consumer>,
     config: &mut Config,
     to: u64,
     mark: &str,
@@ -34,24 +34,33 @@ pub(crate) async fn take_over<S: Sink>(
         Some(position) => position,
         None => match other.create(config, to, mark).await {
             Ok(made) => made.position,
-            // Tried again, and not with the name that cannot be made.
-            Err(error) => return Ok(Err(error)),
+            Err(error) => {
+                // Tried again, and not with a name that cannot be made.
+                if matches!(error, ConsumerError::Damaged { .. }) {
+                    leave(consumer, other, leftovers);
+                }
+                return Ok(Err(error));
+            }
         },
     };
-    *leftover = Some(Box::new(std::mem::replace(consumer, other)));
+    leave(consumer, other, leftovers);
     let from = position.stands_at().saturating_add(1);
     *config = position.config;
-    remove_leftover(leftover, consumer.name(), mark).await;
+    remove_leftovers(leftovers, mark).await;
     Ok(Ok(from))
 }
 
-/// Deletes the consumer that another took over from, sooner or later: it keeps messages of an interest stream.
-pub(crate) async fn remove_leftover(leftover: &mut Option<Box<Consumer>>, in_use: &str, mark: &str) {
-    if let Some(old) = leftover.as_ref().filter(|old| old.name() != in_use)
-        && let Err(error) = old.remove(mark).await
-    {
-        tracing::debug!(consumer = old.name(), %error, "not deleted yet");
-        return;
+fn leave(consumer: &mut Consumer, other: Consumer, leftovers: &mut Vec<Consumer>) {
+    leftovers.retain(|old| old.name() != other.name());
+    leftovers.push(std::mem::replace(consumer, other));
+}
+
+/// Deletes the consumers that another took over from, sooner or later: they keep messages of an interest stream.
+pub(crate) async fn remove_leftovers(leftovers: &mut Vec<Consumer>, mark: &str) {
+    for old in std::mem::take(leftovers) {
+        if let Err(error) = old.remove(mark).await {
+            tracing::debug!(consumer = old.name(), %error, "not deleted yet");
+            leftovers.push(old);
+        }
     }
-    *leftover = None;
 }

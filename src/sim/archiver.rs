@@ -59,7 +59,7 @@ pub(crate) struct Archiver {
     pub(crate) budget: Option<u32>,
     pub(crate) source: Source,
     consumer: Consumer,
-    leftover: Option<Box<Consumer>>,
+    leftovers: Vec<Consumer>,
     pub(crate) flush: FlushEvery,
     pub(crate) config: Config,
     pub(crate) max_spans: usize,
@@ -91,7 +91,7 @@ impl Archiver {
             budget: None,
             source: source.clone(),
             consumer: Consumer::simulated(world, source, "archiver"),
-            leftover: None,
+            leftovers: Vec::new(),
             flush,
             config,
             max_spans: 10_000,
@@ -186,7 +186,7 @@ impl Archiver {
             hook: hook.as_ref(),
         };
         let outcome = poll(&self.world, &mut self.budget, None, opener.open(&mut store, sink));
-        let Opened { guard, config, consumer, leftover } = match outcome.ok_or_else(|| self.killed())? {
+        let Opened { guard, config, consumer, leftovers } = match outcome.ok_or_else(|| self.killed())? {
             Ok(all) => all,
             Err(DriverError::Start(StartError::Beyond { .. })) if self.start.is_none() => {
                 self.start = Some(Start::Beginning);
@@ -196,7 +196,7 @@ impl Archiver {
         };
         self.start = None;
         self.consumer = consumer;
-        self.leftover = leftover;
+        self.leftovers = leftovers;
         let mark = guard.state_id().to_string();
         let limits = Limits { count: self.flush.count, bytes: self.flush.bytes, age: self.flush.age, window: None };
         let plan = Plan::new(limits, self.fast_forward, mark.clone(), guard.move_pending(), guard.floor(), 7);
@@ -291,8 +291,8 @@ impl Archiver {
             Action::Switch(to) => {
                 let mark = self.mark();
                 let Some(alive) = &mut self.alive else { return Ok(()) };
-                let (consumer, leftover) = (&mut self.consumer, &mut self.leftover);
-                let call = take_over(&mut alive.guard, consumer, leftover, &mut alive.config, to, &mark);
+                let (consumer, leftovers) = (&mut self.consumer, &mut self.leftovers);
+                let call = take_over(&mut alive.guard, consumer, leftovers, &mut alive.config, to, &mark);
                 let switched = match poll(&self.world, &mut self.budget, None, call).ok_or_else(|| self.killed())? {
                     Ok(switched) => switched,
                     Err(error) => return Err(self.failed(&error.into())),

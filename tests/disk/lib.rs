@@ -15,6 +15,7 @@ use archiver_support::nats::Server;
 use archiver_support::{Process, killing, streams};
 use async_nats::jetstream::{self, Context, stream};
 use bytes::Bytes;
+use replay_guard::jetstream::Consumer;
 use replay_guard::{CheckpointStore as _, FileStore, Source};
 use tokio::time::{Instant, sleep};
 
@@ -178,7 +179,7 @@ impl Bench {
     pub async fn acked(&self) -> Result<u64> {
         let stream = self.jetstream.get_stream(&self.stream).await?;
         let mut acked = 0;
-        for name in [CONSUMER.to_owned(), format!("{CONSUMER}-rg")] {
+        for name in Consumer::names(CONSUMER) {
             if let Ok(info) = stream.consumer_info(name).await {
                 acked = acked.max(info.ack_floor.stream_sequence);
             }

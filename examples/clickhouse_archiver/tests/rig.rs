@@ -9,6 +9,7 @@ use archiver_support::wheel::Result;
 use archiver_support::{Process, streams};
 use async_nats::jetstream::consumer::pull;
 use async_nats::jetstream::{self, Context};
+use replay_guard::jetstream::Consumer;
 
 use crate::target::{ClickHouse, Kind};
 
@@ -98,7 +99,7 @@ impl Rig {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let stream = self.jetstream.get_stream(STREAM).await?;
-            for name in [CONSUMER.to_owned(), format!("{CONSUMER}-rg")] {
+            for name in Consumer::names(CONSUMER) {
                 if let Ok(info) = stream.consumer_info(name).await
                     && (info.num_pending, info.num_ack_pending) == (0, 0)
                     && info.delivered.stream_sequence >= stream.cached_info().state.last_sequence

@@ -182,9 +182,14 @@ fn a_consumer_that_can_be_neither_made_nor_moved_is_switched() {
     let mut plan = plan();
     plan.refused("make", damaged(), Duration::ZERO).expect("another name serves");
     assert_eq!(next(&mut plan, SECOND, UP), "Switch(8)");
-    assert!(plan.refused("switch", damaged(), Duration::ZERO).is_err(), "the other name is damaged as well");
+    // The other names may be damaged as well, but hardly all nine.
+    for _ in 0..9 {
+        assert!(plan.refused("switch", damaged(), Duration::ZERO).is_ok());
+        assert!(matches!(plan.next(Duration::from_secs(60), UP), Action::Switch(_)));
+    }
+    assert!(plan.refused("switch", damaged(), Duration::ZERO).is_err());
     plan.moved();
-    assert_eq!(next(&mut plan, SECOND, UP), "Begin");
+    assert_eq!(next(&mut plan, Duration::from_secs(60), UP), "Begin");
     let rejected = ConsumerError::Rejected { reason: "no".to_owned() };
     assert!(plan.refused("make", rejected, Duration::ZERO).is_err());
 }

@@ -119,7 +119,7 @@ fn an_idle_stream_costs_one_request_a_minute_and_no_word() {
 #[test]
 fn what_happens_on_an_idle_stream_makes_the_next_look_a_whole_one() {
     let mut trial = Trial::new();
-    let mut minute = |trial: &mut Trial, minute| trial.until(MINUTE * minute + Duration::from_secs(1));
+    let minute = |trial: &mut Trial, minute| trial.until(MINUTE * minute + Duration::from_secs(1));
     assert_eq!(minute(&mut trial, 2), ["find", "look", "find"]);
     // Elsewhere: it is seen when the consumer is asked, in its turn.
     trial.deliver(false);

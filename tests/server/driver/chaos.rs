@@ -20,7 +20,7 @@ use self::rng::Rng;
 use super::rig::{CONSUMER, Rig, Running, spawn};
 use crate::nats::{Server, VERSIONS, versions};
 
-const NAMES: [&str; 2] = [CONSUMER, "archiver-rg"];
+const NAMES: [&str; 3] = [CONSUMER, "archiver-rg", "archiver-rg2"];
 
 impl Rng {
     fn of<T: Copy>(&mut self, all: &[T]) -> T {

@@ -2,6 +2,7 @@
 
 use async_nats::jetstream::consumer::{DeliverPolicy, pull};
 use async_nats::jetstream::stream::RetentionPolicy;
+use replay_guard::jetstream::Consumer;
 
 use super::rig::{CONSUMER, Rig, until};
 use crate::{on_all_versions, on_versions};
@@ -46,6 +47,36 @@ on_all_versions! {
         assert_eq!(rig.events("consumer_switched").len(), usize::from(in_use == OTHER));
         rig.assert_all_once().await;
         assert_eq!(names(&rig).await, [in_use]);
+    }
+}
+
+on_all_versions! {
+    // The consumer that took over is damaged by the next cut, and so on: no name is the last one.
+    async fn every_cut_damages_the_consumer_in_use(server: Server) {
+        let kept = server.is_at_least("2.14.6").unwrap();
+        let mut rig = Rig::new(server).await;
+        rig.publish(100).await;
+        let running = rig.start().await;
+        rig.durable(100).await;
+        rig.acked().await;
+        let mut in_use = CONSUMER.to_owned();
+        for next in Consumer::names(CONSUMER).skip(1).take(3) {
+            rig.consumer_written_of(&in_use).await;
+            rig.cut(|server, stream| server.zero_fill_consumer_state(stream, &in_use).unwrap()).await;
+            if kept {
+                in_use = next;
+            }
+            rig.publish(50).await;
+            rig.durable(rig.payloads.len()).await;
+            rig.acked_of(&in_use).await;
+        }
+        running.stop().await.unwrap();
+        rig.assert_all_once().await;
+        assert_eq!(rig.events("consumer_switched").len(), if kept { 3 } else { 0 });
+        rig.publish(50).await;
+        let ended = rig.archive_to(300).await;
+        assert_eq!((ended.floor, ended.counters.written, ended.counters.skipped), (300, 50, 0));
+        rig.assert_all_once().await;
     }
 }
 

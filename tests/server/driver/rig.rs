@@ -307,8 +307,12 @@ impl Rig {
 
     /// Waits until the server has written down what the consumer's info says now.
     pub(super) async fn consumer_written(&self) {
-        let directory = self.server.consumer_directory(&self.stream, CONSUMER);
-        let info = self.info().await;
+        self.consumer_written_of(CONSUMER).await;
+    }
+
+    pub(super) async fn consumer_written_of(&self, consumer: &str) {
+        let directory = self.server.consumer_directory(&self.stream, consumer);
+        let info = self.try_info(consumer).await.unwrap();
         until("the consumer's state is on disk", async || {
             let Ok(state) = std::fs::read(directory.join("o.dat")) else { return false };
             positions_in(&state) == Some((info.ack_floor.stream_sequence, info.delivered.stream_sequence))
