@@ -145,9 +145,10 @@ impl DriverBuilder {
     }
 
     /// How often, while a session lasts, the newest archived message is read back and the consumer is looked at; 60 seconds if
-    /// nothing is said, 10 milliseconds at least. Four requests each time, and all that an idle stream costs beside one pull a
-    /// minute. A fork of a stream to which nobody publishes, a consumer that passed over a message, and a second worker on
-    /// it are found this soon, or in twice or three times as long.
+    /// nothing is said, 10 milliseconds at least. Four requests each time; while nothing happens, one, to the consumer and to the
+    /// stream in turn, and all that an idle stream costs beside that is one pull a minute. A fork of a stream to which nobody
+    /// publishes, a consumer that passed over a message, and a second worker on it are found this soon, or in twice or three
+    /// times as long.
     pub fn check_every(mut self, interval: Duration) -> Self {
         self.check_every = interval.max(Duration::from_millis(10));
         self
