@@ -50,6 +50,11 @@ pub struct Totals {
     pub forks: u64,
 }
 
+/// Counts on. What was read from a file may stand at its limit already.
+pub(crate) const fn count(total: &mut u64, more: u64) {
+    *total = total.saturating_add(more);
+}
+
 /// Sequences that the sink rejected; they count as done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RejectedRun {

@@ -7,13 +7,15 @@ use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt as _, ready};
 use replay_guard::{
     CheckpointStore, Claim, Durable, FileStore, Flush, Guard, MemoryStore, MemoryStream, OnDamage, Opening, Origin,
-    Record, Recovered, Saved, Sink, Source, StoreError, Stored, Written,
+    Reason, Record, Recovered, Saved, Sink, Source, StoreError, Stored, Written,
 };
 
-/// The body of a checkpoint, after two bytes that say which version. What is read and saved again reads the same.
+/// The body of a checkpoint, after two bytes that say which version. What is read and saved again reads the same, and can be
+/// worked with.
 pub fn checkpoint(bytes: &[u8]) {
     let Some((version, body)) = bytes.split_first_chunk::<2>() else { return };
     let state = Saved::new(7, u16::from_le_bytes(*version), Bytes::copy_from_slice(body));
+    Shelf::worked_with(vec![state.clone()], Vec::new());
     let once = Shelf::opened_with(vec![state], Vec::new());
     let Some(saved) = once else { return };
     // A fork found at the first opening leaves what stands; the second finds nothing new.
@@ -29,7 +31,7 @@ pub fn claim(bytes: &[u8]) {
     whole.extend(crc32fast::hash(bytes).to_le_bytes());
     let Ok(claim) = Claim::from_bytes(whole.clone()) else { return };
     assert_eq!(claim.as_bytes(), whole);
-    let _ = Shelf::opened_with(Vec::new(), vec![claim]);
+    Shelf::worked_with(Vec::new(), vec![claim]);
 }
 
 /// A checkpoint file. If the first byte is odd, the checksum behind each sound header is put right first.
@@ -107,12 +109,29 @@ struct Shelf {
 impl Shelf {
     /// Opens a guard on it, over a stream of a few messages, with a sink that names these claims: what it saved.
     fn opened_with(states: Vec<Saved>, claims: Vec<Claim>) -> Option<Saved> {
+        let (guard, mut saved, _) = Self::open_with(states, claims)?;
+        drop(guard);
+        now(saved.open()).expect("memory").states.into_iter().next()
+    }
+
+    /// The same, and all messages of the stream are offered and flushed.
+    fn worked_with(states: Vec<Saved>, claims: Vec<Claim>) {
+        let Some((mut guard, _, records)) = Self::open_with(states, claims) else { return };
+        now(async {
+            // It may refuse: there may be a move to be made first.
+            let _ = guard.begin_session().await;
+            for record in records {
+                let _ = guard.offer(record, None).await;
+            }
+            let _ = guard.flush(Reason::Everything).await;
+        });
+    }
+
+    fn open_with(states: Vec<Saved>, claims: Vec<Claim>) -> Option<(Guard<Names>, MemoryStore, Vec<Record>)> {
         let saved = MemoryStore::new();
         let shelf = Self { states, saved: saved.clone() };
         let stream = MemoryStream::new();
-        for n in 0..8_u8 {
-            stream.publish("s", vec![n]);
-        }
+        let records = (0..8_u8).map(|n| stream.publish("s", vec![n])).collect();
         let guard = now(async {
             let source = Source::new("S");
             let mut opening = Opening::load(source, shelf, OnDamage::WriteAgain).await.ok()?;
@@ -123,9 +142,7 @@ impl Shelf {
         })?;
         // Whatever was believed, the floor is one the stream or the checkpoint can have.
         let _ = guard.floor();
-        drop(guard);
-        let mut saved = saved;
-        now(saved.open()).expect("memory").states.into_iter().next()
+        Some((guard, saved, records))
     }
 }
 

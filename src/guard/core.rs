@@ -6,7 +6,7 @@ use super::Permits;
 use super::letters::{Letters, Reported};
 use super::report::{Counters, OpenReport};
 use super::verify::{Scope, Stands, Verdict, verify};
-use crate::checkpoint::{Checkpoint, ClaimBody, Override, RejectedRun, StateId, Totals, VERSION};
+use crate::checkpoint::{Checkpoint, ClaimBody, Override, RejectedRun, StateId, Totals, VERSION, count};
 use crate::claim::Claim;
 use crate::coverage::{Coverage, Span};
 use crate::dead_letter::DeadLetter;
@@ -197,7 +197,7 @@ impl Core {
     pub(super) fn skip(&mut self, id: RecordId) {
         self.ledger.skip(id);
         self.counters.skipped += 1;
-        self.totals.skipped += 1;
+        count(&mut self.totals.skipped, 1);
         if self.skips.skipped(id.sequence) {
             self.counters.rewinds += 1;
             events::rewind(&self.source, id.sequence);
@@ -378,7 +378,7 @@ impl Core {
         for entry in settled {
             if entry.stage == Stage::Rejected {
                 permits.rejected.push(entry.id());
-                self.totals.rejected += 1;
+                count(&mut self.totals.rejected, 1);
                 let sequence = entry.witness.sequence();
                 match self.rejected.last_mut() {
                     Some(run) if run.last.checked_add(1) == Some(sequence) => run.last = sequence,
@@ -386,7 +386,7 @@ impl Core {
                 }
             } else {
                 self.counters.archived += 1;
-                self.totals.archived += 1;
+                count(&mut self.totals.archived, 1);
             }
         }
         let surplus = self.rejected.len().saturating_sub(HISTORY);

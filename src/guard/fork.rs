@@ -6,6 +6,7 @@ use super::core::Core;
 use super::refine::Sources;
 use super::verify::{Evidence, Stands, newest_alive, read_all};
 use super::{Fork, Permits};
+use crate::checkpoint::count;
 use crate::error::GuardError;
 use crate::events;
 use crate::fault::{self, Fault};
@@ -38,7 +39,7 @@ impl Core {
         self.ledger.witnesses.retain(|witness| witness.sequence() < low);
         self.origin = low;
         self.counters.forks += 1;
-        self.totals.forks += 1;
+        count(&mut self.totals.forks, 1);
         let created = (self.created != self.view.created).then_some((self.created, self.view.created));
         let (at, last) = (low - 1, self.view.last);
         let fork = Fork { at, archived: None, found: Some(found.id), last, orphaned: Vec::new(), created };
@@ -159,9 +160,9 @@ impl Core {
             });
         }
         self.counters.forks += 1;
-        self.totals.forks += 1;
+        count(&mut self.totals.forks, 1);
         self.counters.orphaned += report.orphaned.len() as u64;
-        self.totals.orphaned += report.orphaned.len() as u64;
+        count(&mut self.totals.orphaned, report.orphaned.len() as u64);
         let newest = self.ledger.coverage.last().map_or(0, |span| span.last);
         let above = if fault::is(Fault::MoveAboveNewest) { newest.max(floor) } else { floor };
         self.move_pending = Some(above.saturating_add(1));

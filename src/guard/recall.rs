@@ -5,7 +5,7 @@ use super::core::Core;
 use super::refine::{Sources, Unsettled};
 use super::report::Trust;
 use super::verify::{Scope, Verdict, newest_alive, verify};
-use crate::checkpoint::ClaimBody;
+use crate::checkpoint::{ClaimBody, count};
 use crate::coverage::Span;
 use crate::error::{GuardError, OpenError};
 use crate::events;
@@ -66,7 +66,7 @@ pub(super) async fn verify_checkpoint<S: Sink>(core: &mut Core, sink: &mut S) ->
     };
     let forked = cut.changed || origin_lost;
     if forked {
-        core.totals.forks += 1;
+        count(&mut core.totals.forks, 1);
         core.counters.forks += 1;
         events::checkpoint_distrusted(&core.source, through);
         let fork = super::Fork {
