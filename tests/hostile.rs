@@ -46,6 +46,17 @@ impl Target {
     }
 }
 
+/// Says which input it was, if it did harm. To say it each time would be memory too: the harness keeps what a test prints.
+struct Tell(String);
+
+impl Drop for Tell {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.0);
+        }
+    }
+}
+
 /// Twice of what was seen.
 const ALWAYS: usize = 32 * 1024;
 /// The densest list has an element for each byte, of 16 bytes in memory; as it grows, all before it was asked for again.
@@ -72,7 +83,7 @@ fn the_corpus_does_no_harm() {
     let _turn = TURN.blocking_lock();
     for target in TARGETS {
         for (path, bytes) in corpus(target.name) {
-            println!("{}", path.display());
+            let _told = Tell(format!("{}", path.display()));
             target.try_with(&bytes);
         }
     }
@@ -89,7 +100,7 @@ fn mistakes_in_it_do_no_harm() {
                 let mut chance = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
                 let mut bytes = bytes.clone();
                 mutate(&mut bytes, &mut chance);
-                println!("{} {seed}", path.display());
+                let _told = Tell(format!("{} {seed}", path.display()));
                 target.try_with(&bytes);
             }
         }

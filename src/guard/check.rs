@@ -125,8 +125,12 @@ impl Core {
         }
     }
 
-    pub(super) async fn reread<S: Sink>(&mut self, sink: &mut S) -> Result<Placement, GuardError> {
-        match self.try_reread(sink).await {
+    pub(super) async fn reread<S: Sink>(
+        &mut self,
+        position: ConsumerPosition,
+        sink: &mut S,
+    ) -> Result<Placement, GuardError> {
+        match self.try_reread(position, sink).await {
             Ok(placement) => placement,
             Err(error) => self.unknown_placement(error),
         }
@@ -138,8 +142,14 @@ impl Core {
         Ok(Placement::Unknown(permits.unknown.take().unwrap_or_else(reason)))
     }
 
-    async fn try_reread<S: Sink>(&mut self, sink: &mut S) -> Result<Result<Placement, GuardError>, ObserveError> {
-        let Some(newest) = self.ledger.newest_witness() else { return Ok(Ok(Placement::Stands)) };
+    async fn try_reread<S: Sink>(
+        &mut self,
+        position: ConsumerPosition,
+        sink: &mut S,
+    ) -> Result<Result<Placement, GuardError>, ObserveError> {
+        let highest = position.delivered.max(position.ack_floor);
+        let newest = self.ledger.newest_witness().filter(|newest| newest.sequence() >= highest);
+        let Some(newest) = newest else { return Ok(Ok(Placement::StandsSoFar)) };
         let Some(evidence) = self.contradicts(newest).await? else { return Ok(Ok(Placement::Stands)) };
         self.view = self.observer.stream().await?;
         self.blocked.clear();

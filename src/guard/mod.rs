@@ -261,7 +261,9 @@ impl<S: Sink> Guard<S> {
     }
 
     /// Reads the newest witness back, with one request: whether the stream forked. Enough, in turn with a look at where the
-    /// consumer stands, as long as nothing was delivered or flushed since a [`check`](Self::check) that found nothing.
+    /// consumer stands, as long as nothing was delivered or flushed and the consumer did not move since a
+    /// [`check`](Self::check) that found nothing. Where no witness is as new as the consumer's position, it answers
+    /// [`Placement::StandsSoFar`]: it cannot tell whether the stream ends below.
     ///
     /// # Errors
     ///
@@ -270,9 +272,9 @@ impl<S: Sink> Guard<S> {
     /// # Cancel safety
     ///
     /// Closes the guard.
-    pub async fn reread(&mut self) -> Result<Placement, GuardError> {
+    pub async fn reread(&mut self, position: ConsumerPosition) -> Result<Placement, GuardError> {
         let mut sink = self.enter()?;
-        let outcome = self.core.reread(&mut sink).await;
+        let outcome = self.core.reread(position, &mut sink).await;
         self.leave(sink, outcome)
     }
 

@@ -211,9 +211,9 @@ impl Plan {
                 }
                 if now >= running.next_check {
                     running.next_check = now.saturating_add(self.check_every);
-                    if running.quiet.is_some() && running.asks == Asks::Stream {
+                    if let (Some(position), Asks::Stream) = (running.quiet, running.asks) {
                         running.asks = Asks::Consumer;
-                        return Action::Reread;
+                        return Action::Reread(position);
                     }
                     running.checking = true;
                     return Action::Find;

@@ -206,7 +206,12 @@ impl<S: Sink + 'static> Driver<S> {
                     Err(end) => run.plan.ended(&end, run.now()),
                 }
             }
-            Action::Pull(_) | Action::Reread | Action::Report | Action::Flush(_) | Action::Answer(_) | Action::End => {}
+            Action::Pull(_)
+            | Action::Reread(_)
+            | Action::Report
+            | Action::Flush(_)
+            | Action::Answer(_)
+            | Action::End => {}
         }
         Ok(())
     }
@@ -279,8 +284,8 @@ impl<S: Sink + 'static> Driver<S> {
                 let looked = alive(&run.client, &self.source, self.guard.check(position), &mut run.plan).await?;
                 run.plan.looked(&looked, run.now());
             }
-            Action::Reread => {
-                let looked = alive(&run.client, &self.source, self.guard.reread(), &mut run.plan).await?;
+            Action::Reread(position) => {
+                let looked = alive(&run.client, &self.source, self.guard.reread(position), &mut run.plan).await?;
                 run.plan.looked(&looked, run.now());
             }
             Action::Connect

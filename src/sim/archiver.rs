@@ -313,8 +313,8 @@ impl Archiver {
                 let now = self.now();
                 self.with(|alive| alive.plan.looked(&placement, now));
             }
-            Action::Reread => {
-                let placement = self.ask(|guard| Box::pin(guard.reread()))?;
+            Action::Reread(position) => {
+                let placement = self.ask(|guard| Box::pin(guard.reread(position)))?;
                 if let Placement::Fork(permits) = &placement {
                     self.said(permits, false)?;
                 }

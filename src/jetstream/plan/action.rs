@@ -32,8 +32,8 @@ pub(crate) enum Action {
     Mark,
     /// Let the guard compare this position with what is archived; then [`Plan::looked`].
     Look(ConsumerPosition),
-    /// Let the guard read its newest witness back; then [`Plan::looked`].
-    Reread,
+    /// Let the guard read its newest witness back, with the consumer where it was; then [`Plan::looked`].
+    Reread(ConsumerPosition),
     /// Subscribe and pull; then [`Plan::subscribed`].
     Subscribe,
     /// Take the next message if one comes before this time; then [`Plan::delivered`] and, once it was offered,

@@ -50,7 +50,7 @@ impl Trial {
                 self.plan.looked(&Placement::Stands, self.now);
                 Some("look")
             }
-            Action::Reread => {
+            Action::Reread(_) => {
                 self.plan.looked(&Placement::Stands, self.now);
                 Some("reread")
             }
