@@ -58,7 +58,7 @@ impl Drop for Tell {
 }
 
 /// Twice of what was seen.
-const ALWAYS: usize = 32 * 1024;
+const ALWAYS: usize = 128 * 1024;
 /// The densest list has an element for each byte, of 16 bytes in memory; as it grows, all before it was asked for again.
 const EACH: usize = 64;
 
