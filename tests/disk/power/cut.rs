@@ -184,3 +184,8 @@ async fn two_machines_on_ext4() -> Result<()> {
 async fn two_machines_on_xfs() -> Result<()> {
     cut_again_and_again(Kind::Xfs, true).await
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_machines_on_btrfs() -> Result<()> {
+    cut_again_and_again(Kind::Btrfs, true).await
+}
