@@ -57,6 +57,8 @@ impl Disk {
             Kind::Btrfs => "btrfs",
         };
         make(name, &disk.image, 512 << 20)?;
+        // While it is not mounted there is no room: what an archiver that tries again wrote below would be hidden later.
+        run("mount", &["-t", "tmpfs", "-o", "size=4k,nr_inodes=1", "tmpfs", text(&disk.path)?]).context(NEEDED)?;
         disk.mount()?;
         Ok(disk)
     }
@@ -106,7 +108,9 @@ impl Disk {
 impl Drop for Disk {
     fn drop(&mut self) {
         // Nothing can be done about a failure here.
-        for path in [Some(&self.path), self.outer.as_ref().map(|(outer, _)| outer)].into_iter().flatten() {
+        for path in
+            [Some(&self.path), Some(&self.path), self.outer.as_ref().map(|(outer, _)| outer)].into_iter().flatten()
+        {
             let _ = Command::new("umount").args(["--lazy", "--quiet"]).arg(path).status();
         }
     }
