@@ -119,10 +119,8 @@ impl Core {
         position: ConsumerPosition,
         sink: &mut S,
     ) -> Result<Placement, GuardError> {
-        match self.try_check(position, sink).await {
-            Ok(placement) => placement,
-            Err(error) => self.unknown_placement(error),
-        }
+        let outcome = self.try_check(position, sink).await;
+        self.placed(outcome)
     }
 
     pub(super) async fn reread<S: Sink>(
@@ -130,13 +128,19 @@ impl Core {
         position: ConsumerPosition,
         sink: &mut S,
     ) -> Result<Placement, GuardError> {
-        match self.try_reread(position, sink).await {
-            Ok(placement) => placement,
-            Err(error) => self.unknown_placement(error),
-        }
+        let outcome = self.try_reread(position, sink).await;
+        self.placed(outcome)
     }
 
-    fn unknown_placement(&mut self, error: ObserveError) -> Result<Placement, GuardError> {
+    /// What was found, or that the stream could not be asked.
+    fn placed(
+        &mut self,
+        outcome: Result<Result<Placement, GuardError>, ObserveError>,
+    ) -> Result<Placement, GuardError> {
+        let error = match outcome {
+            Ok(placement) => return placement,
+            Err(error) => error,
+        };
         let mut permits = self.unknown(error)?;
         let reason = || ObserveError::Unavailable { reason: "no answer".to_owned() };
         Ok(Placement::Unknown(permits.unknown.take().unwrap_or_else(reason)))

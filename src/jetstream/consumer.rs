@@ -16,7 +16,7 @@ use crate::source::Source;
 /// What the alternate names have at their ends, but for their number.
 const SUFFIX: &str = "-rg";
 /// How many names there are. Each power cut may damage the one in use for ever.
-const NAMES: u8 = 10;
+pub(crate) const NAMES: u8 = 10;
 /// How often a consumer that was just made is made again if it stands where an old state file of its name left it.
 const TRIES: u32 = 3;
 

@@ -12,6 +12,7 @@ use std::time::Duration;
 use async_nats::Subject;
 
 use super::ack::{Answer, Delivery};
+use super::consumer::NAMES;
 use super::error::ConsumerError;
 use super::pace::{Backoff, Limits, Pace};
 use super::position::Position;
@@ -30,8 +31,6 @@ pub(crate) use reports::{LAST, LONG};
 pub(crate) const CHECK_EVERY: Duration = Duration::from_secs(60);
 /// How long after the first look at a consumer that seems to have passed over a message the second one comes.
 const SECOND_LOOK: Duration = Duration::from_millis(300);
-/// How many other names are tried in a row: all there are.
-const SWITCHES: u8 = 9;
 /// The shortest time between two rounds of in-progress acks.
 const LEAST_ROUND: Duration = Duration::from_millis(10);
 
@@ -389,7 +388,7 @@ impl Plan {
                 self.retry("switch", error.to_string(), now);
             }
             // Nor can the next name. Where none can, it is not the names.
-            error @ ConsumerError::Damaged { .. } if self.switches < SWITCHES => {
+            error @ ConsumerError::Damaged { .. } if self.switches < NAMES - 1 => {
                 self.switches += 1;
                 self.retry("switch", error.to_string(), now);
             }

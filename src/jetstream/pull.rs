@@ -182,7 +182,7 @@ impl Pull {
         }
     }
 
-    /// The next message, if it has come already and nothing need be asked for before. Without a look at the clock.
+    /// The next message, if it has come already and nothing need be asked for before.
     pub(crate) fn ready(&mut self) -> Result<Option<Message>, SessionEnd> {
         while !self.is_short() {
             let Some(message) = self.subscriber.next().now_or_never() else { break };

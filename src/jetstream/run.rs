@@ -34,7 +34,8 @@ const WATCH_EVERY: Duration = Duration::from_millis(100);
 const SEND_DEADLINE: Duration = Duration::from_secs(2);
 /// The most messages one pull asks for.
 const BATCH: u64 = 10_000;
-/// How many messages that have come already are taken between two looks at the clock and at the wish to stop.
+/// How many messages that have come already are taken between two looks at the connection and at the wish to stop, and, with
+/// a sink that takes its time, at most for how long: [`WATCH_EVERY`].
 const AT_ONCE: usize = 32;
 /// The least bytes one pull asks for, so that a small flush size does not make every message one pull.
 const BATCH_BYTES: u64 = 1024 * 1024;
@@ -324,14 +325,15 @@ impl<S: Sink + 'static> Driver<S> {
         })
     }
 
-    /// Takes the first message and, for one look at the clock, others that have come already.
+    /// Takes the first message and others that have come already.
     async fn take_all(
         &mut self,
         run: &mut Run,
         pull: &mut Pull,
         first: Result<Option<Message>, SessionEnd>,
     ) -> Result<(), DriverError> {
-        let now = run.now();
+        let mut now = run.now();
+        let until = now.saturating_add(WATCH_EVERY);
         let (mut next, mut taken) = (first, 0);
         loop {
             match next {
@@ -343,8 +345,10 @@ impl<S: Sink + 'static> Driver<S> {
                 }
             }
             taken += 1;
+            // What the sink took for it may have made a flush, a check or in-progress acks due.
+            now = run.now();
             run.plan.unreported(self.guard.unreported());
-            if taken == AT_ONCE || !run.plan.pulls_on(now) {
+            if taken == AT_ONCE || now >= until || !run.plan.pulls_on(now) {
                 return Ok(());
             }
             next = pull.ready();

@@ -1,6 +1,7 @@
 //! The other name takes over.
 
 use async_nats::jetstream::consumer::Config;
+use futures_util::future::join_all;
 
 use super::consumer::Consumer;
 use super::error::ConsumerError;
@@ -57,10 +58,14 @@ fn leave(consumer: &mut Consumer, other: Consumer, leftovers: &mut Vec<Consumer>
 
 /// Deletes the consumers that another took over from, sooner or later: they keep messages of an interest stream.
 pub(crate) async fn remove_leftovers(leftovers: &mut Vec<Consumer>, mark: &str) {
-    for old in std::mem::take(leftovers) {
-        if let Err(error) = old.remove(mark).await {
+    // All at once: each may wait for an answer that does not come.
+    let removed = join_all(leftovers.iter().map(|old| old.remove(mark))).await;
+    let mut removed = removed.into_iter();
+    leftovers.retain(|old| match removed.next() {
+        Some(Err(error)) => {
             tracing::debug!(consumer = old.name(), %error, "not deleted yet");
-            leftovers.push(old);
+            true
         }
-    }
+        Some(Ok(_)) | None => false,
+    });
 }

@@ -3,13 +3,12 @@
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use archiver_support::killing::Published;
+use archiver_support::killing::{Published, is_done};
 use archiver_support::nats::Server;
 use archiver_support::wheel::Result;
 use archiver_support::{Process, streams};
 use async_nats::jetstream::consumer::pull;
 use async_nats::jetstream::{self, Context};
-use replay_guard::jetstream::Consumer;
 
 use crate::target::{ClickHouse, Kind};
 
@@ -97,22 +96,14 @@ impl Rig {
 
     pub(crate) async fn wait_until_done(&self) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
-        loop {
-            let stream = self.jetstream.get_stream(STREAM).await?;
-            for name in Consumer::names(CONSUMER) {
-                if let Ok(info) = stream.consumer_info(name).await
-                    && (info.num_pending, info.num_ack_pending) == (0, 0)
-                    && info.delivered.stream_sequence >= stream.cached_info().state.last_sequence
-                {
-                    return Ok(());
-                }
-            }
+        while !is_done(&self.jetstream, STREAM, CONSUMER).await? {
             if Instant::now() > deadline {
-                let info = stream.consumer_info(CONSUMER).await;
+                let info = self.jetstream.get_stream(STREAM).await?.consumer_info(CONSUMER).await;
                 return Err(format!("the archiver does not finish the work: {info:?}").into());
             }
             tokio::time::sleep(POLL).await;
         }
+        Ok(())
     }
 
     pub(crate) async fn wait_for(&self, what: &str, mut is: impl FnMut() -> Result<bool>) -> Result<()> {
