@@ -42,6 +42,8 @@ pub(crate) enum Fault {
     OriginKept,
     DoneUnreported,
     SinkBelievedUnread,
+    TakenNotKeptAlive,
+    WaitingNotKeptAlive,
 }
 
 #[cfg(test)]
@@ -84,6 +86,8 @@ impl Fault {
         Self::OriginKept,
         Self::DoneUnreported,
         Self::SinkBelievedUnread,
+        Self::TakenNotKeptAlive,
+        Self::WaitingNotKeptAlive,
     ];
 }
 

@@ -128,19 +128,30 @@ impl Plan {
         matches!(self.phase, Phase::Between | Phase::Starting(_))
     }
 
-    /// The in-progress acks that are due while the guard is busy: to be asked every [`round`](Self::round).
-    pub(crate) fn overdue(&mut self) -> Vec<(Subject, Answer)> {
-        match &mut self.phase {
-            Phase::Running(_) => in_progress(&mut self.window),
-            Phase::Between | Phase::Starting(_) | Phase::WoundUp => Vec::new(),
+    /// Begins a round of in-progress acks: of the deliveries that were taken, and of those that `wait` in the client because
+    /// the sink takes its time.
+    pub(crate) fn keep_alive(
+        &mut self,
+        wait: impl IntoIterator<Item = Subject>,
+        now: Duration,
+    ) -> Vec<(Subject, Answer)> {
+        let Phase::Running(running) = &mut self.phase else { return Vec::new() };
+        running.next_round = now.saturating_add(running.round);
+        let mut replies = self.window.overdue();
+        if fault::is(Fault::TakenNotKeptAlive) {
+            replies.clear();
         }
+        if !fault::is(Fault::WaitingNotKeptAlive) {
+            replies.extend(wait);
+        }
+        replies.into_iter().map(|reply| (reply, Answer::Progress)).collect()
     }
 
-    /// How often in-progress acks are due.
-    pub(crate) fn round(&self) -> Duration {
+    /// When the next round of in-progress acks is due, also while the guard is busy.
+    pub(crate) fn next_round(&self) -> Option<Duration> {
         match &self.phase {
-            Phase::Running(running) => running.round,
-            Phase::Between | Phase::Starting(_) | Phase::WoundUp => self.check_every,
+            Phase::Running(running) => Some(running.next_round),
+            Phase::Between | Phase::Starting(_) | Phase::WoundUp => None,
         }
     }
 
@@ -194,11 +205,7 @@ impl Plan {
                     return Action::Flush(reason);
                 }
                 if now >= running.next_round {
-                    running.next_round = now.saturating_add(running.round);
-                    let overdue = in_progress(&mut self.window);
-                    if !overdue.is_empty() {
-                        return Action::Answer(overdue);
-                    }
+                    return Action::KeepAlive;
                 }
                 // One record after the other, and deliveries are kept alive in between.
                 if report {
@@ -429,10 +436,6 @@ impl Plan {
         self.notes.push(Note::Retry { what, why, wait });
         self.phase = Phase::Between;
     }
-}
-
-fn in_progress(window: &mut Window) -> Vec<(Subject, Answer)> {
-    window.overdue().into_iter().map(|reply| (reply, Answer::Progress)).collect()
 }
 
 /// With no ack pending the server delivers nothing at or below its position again, whatever floor it shows.

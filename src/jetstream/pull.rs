@@ -1,9 +1,10 @@
 //! One subscription that pulls from the consumer. Ends whenever what comes next may belong to another session.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use async_nats::jetstream::consumer::Config;
-use async_nats::{Client, Message, Subscriber};
+use async_nats::{Client, Message, Subject, Subscriber};
 use bytes::Bytes;
 use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::time::{Instant, sleep_until};
@@ -91,6 +92,10 @@ fn classify(code: u16, description: &str, left: Option<usize>) -> Status {
     }
 }
 
+fn can_be_acked(message: &Message) -> bool {
+    message.reply.as_ref().is_some_and(|reply| reply.starts_with("$JS.ACK."))
+}
+
 fn over() -> SessionEnd {
     SessionEnd::Server("the subscription ended".to_owned())
 }
@@ -100,6 +105,8 @@ fn over() -> SessionEnd {
 pub(crate) struct Pull {
     client: Client,
     subscriber: Subscriber,
+    /// What came and was not asked for yet, in its order: no more than pulls ask for, and the words of the server between.
+    gathered: VecDeque<Message>,
     subject: String,
     inbox: String,
     batch: Batch,
@@ -133,6 +140,7 @@ impl Pull {
         Ok(Self {
             client,
             subscriber,
+            gathered: VecDeque::new(),
             subject,
             inbox,
             batch,
@@ -153,8 +161,7 @@ impl Pull {
                 self.ask().await?;
             }
             // What is there already needs no clock: to read it costs as much as to decide about a message.
-            let message = if let Some(message) = self.subscriber.next().now_or_never() {
-                self.took = true;
+            let message = if let Some(message) = self.come() {
                 message
             } else {
                 if std::mem::take(&mut self.took) {
@@ -185,8 +192,7 @@ impl Pull {
     /// The next message, if it has come already and nothing need be asked for before.
     pub(crate) fn ready(&mut self) -> Result<Option<Message>, SessionEnd> {
         while !self.is_short() {
-            let Some(message) = self.subscriber.next().now_or_never() else { break };
-            self.took = true;
+            let Some(message) = self.come() else { break };
             let message = message.ok_or_else(over)?;
             if self.is_delivery(&message)? {
                 return Ok(Some(message));
@@ -195,11 +201,29 @@ impl Pull {
         Ok(None)
     }
 
+    /// What has come already; `Some(None)`: nothing will come any more.
+    fn come(&mut self) -> Option<Option<Message>> {
+        if let Some(message) = self.gathered.pop_front() {
+            return Some(Some(message));
+        }
+        let message = self.subscriber.next().now_or_never()?;
+        self.took = true;
+        Some(message)
+    }
+
+    /// Where to answer what has come and was not taken yet.
+    pub(crate) fn gather(&mut self) -> impl Iterator<Item = Subject> {
+        while let Some(Some(message)) = self.subscriber.next().now_or_never() {
+            self.took = true;
+            self.gathered.push_back(message);
+        }
+        self.gathered.iter().filter(|message| can_be_acked(message)).filter_map(|message| message.reply.clone())
+    }
+
     /// Tells a delivery from what the server says about a pull.
     fn is_delivery(&mut self, message: &Message) -> Result<bool, SessionEnd> {
         // A publisher may give its message a status line of its own: what can be acked is a delivery.
-        let delivery = || message.reply.as_ref().is_some_and(|reply| reply.starts_with("$JS.ACK."));
-        let Some(status) = message.status.filter(|_| !delivery()) else {
+        let Some(status) = message.status.filter(|_| !can_be_acked(message)) else {
             self.wanted = self.wanted.saturating_sub(1);
             self.large = false;
             self.backoff.reset();

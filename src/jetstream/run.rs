@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_nats::connection::State;
 use async_nats::{Client, Message, Statistics, Subject};
 use futures_util::FutureExt as _;
-use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::ack::{Answer, Delivery, detached};
 use super::api::api_prefix;
@@ -21,7 +21,7 @@ use super::session::SessionEnd;
 use super::settings::Expected;
 use super::switch::{remove_leftovers, take_over};
 use crate::crash;
-use crate::error::{GuardError, chain};
+use crate::error::chain;
 use crate::events;
 use crate::guard::{Offer, Reported};
 use crate::record::Record;
@@ -63,6 +63,17 @@ impl Run {
     /// How many connections there were.
     fn connects(&self) -> u64 {
         self.statistics.connects.load(Ordering::Relaxed)
+    }
+
+    /// Tells the server that what it delivered is being worked on: what was taken, and what waits in the client because the
+    /// sink takes its time.
+    async fn keep_alive(&mut self, source: &Source) {
+        let now = self.now();
+        let answers = self.plan.keep_alive(self.pull.iter_mut().flat_map(Pull::gather), now);
+        if !answers.is_empty() {
+            tracing::debug!(%source, deliveries = answers.len(), "keeping deliveries alive");
+            send(&self.client, &self.plan, answers).await;
+        }
     }
 
     /// The value; nothing, and a note to the plan, for a failure that it knows what to do about; any other failure.
@@ -212,6 +223,7 @@ impl<S: Sink + 'static> Driver<S> {
             | Action::Report
             | Action::Flush(_)
             | Action::Answer(_)
+            | Action::KeepAlive
             | Action::End => {}
         }
         Ok(())
@@ -228,7 +240,7 @@ impl<S: Sink + 'static> Driver<S> {
         match action {
             Action::Pull(until) => {
                 let until = run.began + until.min(now.saturating_add(WATCH_EVERY));
-                let Some(mut pull) = run.pull.take() else {
+                let Some(pull) = &mut run.pull else {
                     run.plan.ended(&SessionEnd::Server("nothing is subscribed to".to_owned()), run.now());
                     return Ok(());
                 };
@@ -238,9 +250,7 @@ impl<S: Sink + 'static> Driver<S> {
                     message = pull.next() => message.map(Some),
                     () = sleep_until(until) => Ok(None),
                 };
-                let taken = self.take_all(run, &mut pull, first).await;
-                run.pull = Some(pull);
-                taken?;
+                self.take_all(run, first).await?;
             }
             Action::Wait(until) => {
                 let until = run.began + until.min(now.saturating_add(WATCH_EVERY));
@@ -255,7 +265,7 @@ impl<S: Sink + 'static> Driver<S> {
                 self.publish(run.plan.remaining(), 0);
             }
             Action::Flush(reason) => {
-                let flushed = alive(&run.client, &self.source, self.guard.flush(reason), &mut run.plan).await?;
+                let flushed = alive(run, &self.source, self.guard.flush(reason)).await?;
                 run.plan.flushed(&flushed, run.now());
                 self.publish(run.plan.remaining(), 0);
             }
@@ -275,18 +285,19 @@ impl<S: Sink + 'static> Driver<S> {
                 crash::point("acks-sent");
                 run.plan.answered();
             }
+            Action::KeepAlive => run.keep_alive(&self.source).await,
             Action::Find => {
-                let found = self.consumer.find().await;
+                let found = alive(run, &self.source, self.consumer.find()).await;
                 if let Some(position) = run.passes("find", found)? {
                     run.plan.found(position, run.now());
                 }
             }
             Action::Look(position) => {
-                let looked = alive(&run.client, &self.source, self.guard.check(position), &mut run.plan).await?;
+                let looked = alive(run, &self.source, self.guard.check(position)).await?;
                 run.plan.looked(&looked, run.now());
             }
             Action::Reread(position) => {
-                let looked = alive(&run.client, &self.source, self.guard.reread(position), &mut run.plan).await?;
+                let looked = alive(run, &self.source, self.guard.reread(position)).await?;
                 run.plan.looked(&looked, run.now());
             }
             Action::Connect
@@ -316,7 +327,7 @@ impl<S: Sink + 'static> Driver<S> {
         };
         let reported = tokio::select! {
             biased;
-            reported = alive(&run.client, &self.source, self.guard.report_rejected(), &mut run.plan) => reported?,
+            reported = alive(run, &self.source, self.guard.report_rejected()) => reported?,
             after = too_long => return Ok(Some(format!("no answer within {} s", after.as_secs()))),
         };
         Ok(match reported {
@@ -326,12 +337,7 @@ impl<S: Sink + 'static> Driver<S> {
     }
 
     /// Takes the first message and others that have come already.
-    async fn take_all(
-        &mut self,
-        run: &mut Run,
-        pull: &mut Pull,
-        first: Result<Option<Message>, SessionEnd>,
-    ) -> Result<(), DriverError> {
+    async fn take_all(&mut self, run: &mut Run, first: Result<Option<Message>, SessionEnd>) -> Result<(), DriverError> {
         let mut now = run.now();
         let until = now.saturating_add(WATCH_EVERY);
         let (mut next, mut taken) = (first, 0);
@@ -351,7 +357,7 @@ impl<S: Sink + 'static> Driver<S> {
             if taken == AT_ONCE || now >= until || !run.plan.pulls_on(now) {
                 return Ok(());
             }
-            next = pull.ready();
+            next = run.pull.as_mut().map_or(Ok(None), Pull::ready);
         }
     }
 
@@ -379,7 +385,7 @@ impl<S: Sink + 'static> Driver<S> {
             record.headers = headers;
         }
         let offer = self.guard.offer(record, follows);
-        let offered = alive(&run.client, &self.source, offer, &mut run.plan).await?;
+        let offered = alive(run, &self.source, offer).await?;
         run.plan.offered(bytes, offered == Offer::Full, now);
         Ok(())
     }
@@ -412,30 +418,19 @@ async fn send(client: &Client, plan: &Plan, answers: Vec<(Subject, Answer)>) -> 
     left
 }
 
-/// Runs a call of the guard to its end, and keeps the deliveries alive meanwhile.
-async fn alive<T>(
-    client: &Client,
-    source: &Source,
-    call: impl Future<Output = Result<T, GuardError>>,
-    plan: &mut Plan,
-) -> Result<T, GuardError> {
+/// Runs a call to its end, and keeps the deliveries alive meanwhile.
+async fn alive<T>(run: &mut Run, source: &Source, call: impl Future<Output = T>) -> T {
     let mut call = std::pin::pin!(call);
     // The common case costs no timer.
     if let Some(done) = call.as_mut().now_or_never() {
         return done;
     }
-    let round = plan.round();
-    let mut ticks = interval_at(Instant::now() + round, round);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
+    while let Some(round) = run.plan.next_round() {
         tokio::select! {
             biased;
             done = &mut call => return done,
-            _ = ticks.tick() => {
-                let overdue = plan.overdue();
-                tracing::debug!(%source, deliveries = overdue.len(), "keeping deliveries alive");
-                send(client, plan, overdue).await;
-            }
+            () = sleep_until(run.began + round) => run.keep_alive(source).await,
         }
     }
+    call.await
 }

@@ -7,7 +7,7 @@ use async_nats::Subject;
 use async_nats::jetstream::consumer::Config;
 
 use super::books::{Books, Broken, Law};
-use super::client::{brief, poll, send};
+use super::client::{InHand, brief, poll, send};
 use super::held::Wire;
 use super::sink::{Disk, TestSink};
 use super::stream::WorldObserver;
@@ -342,6 +342,10 @@ impl Archiver {
                 send(&self.world, &alive.plan, answers);
                 alive.plan.answered();
             }
+            Action::KeepAlive => {
+                let Some(alive) = &mut self.alive else { return Ok(()) };
+                InHand { plan: &mut alive.plan, buffer: &alive.buffer }.keep_alive(&self.world);
+            }
             Action::End => {
                 self.note(|| "stopped".to_owned());
                 return Err(Stop::Died("stopped".to_owned()));
@@ -354,7 +358,12 @@ impl Archiver {
     fn report(&mut self) -> Result<(), Stop> {
         let Some(alive) = &mut self.alive else { return Ok(()) };
         let call = alive.guard.report_rejected();
-        let failure = match poll(&self.world, &mut self.budget, Some(&mut alive.plan), call) {
+        let failure = match poll(
+            &self.world,
+            &mut self.budget,
+            Some(InHand { plan: &mut alive.plan, buffer: &alive.buffer }),
+            call,
+        ) {
             Some(Ok(Reported::Failed(error))) => Some(error.to_string()),
             Some(Ok(_)) => None,
             Some(Err(error)) => return Err(self.failed(&error.into())),
@@ -393,7 +402,12 @@ impl Archiver {
     ) -> Result<T, Stop> {
         self.books.asks()?;
         let Some(alive) = &mut self.alive else { return Err(Stop::Died("nobody".to_owned())) };
-        let outcome = poll(&self.world, &mut self.budget, Some(&mut alive.plan), call(&mut alive.guard));
+        let outcome = poll(
+            &self.world,
+            &mut self.budget,
+            Some(InHand { plan: &mut alive.plan, buffer: &alive.buffer }),
+            call(&mut alive.guard),
+        );
         match outcome.ok_or_else(|| self.killed())? {
             Ok(value) => Ok(value),
             Err(error) => Err(self.failed(&error.into())),
@@ -471,7 +485,8 @@ impl Archiver {
         let (id, bytes) = (delivery.id, wire.message.payload.len() as u64);
         let record = Record::new(id.sequence, id.published, wire.message.subject, wire.message.payload);
         let before = self.sink.inside().writes;
-        let outcome = poll(&self.world, &mut self.budget, Some(&mut alive.plan), alive.guard.offer(record, follows));
+        let in_hand = InHand { plan: &mut alive.plan, buffer: &alive.buffer };
+        let outcome = poll(&self.world, &mut self.budget, Some(in_hand), alive.guard.offer(record, follows));
         if self.sink.inside().writes > before {
             self.books.written(id);
         }

@@ -1,11 +1,14 @@
 //! What stands between the archiver and the world: futures polled by hand, answers on their way, words for the history.
 
+use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use async_nats::Subject;
 
+use super::held::Wire;
 use super::{MS, World};
 use crate::jetstream::ack::Answer;
 use crate::jetstream::plan::{Action, Plan};
@@ -30,16 +33,31 @@ pub(super) fn send(world: &World, plan: &Plan, answers: Vec<(Subject, Answer)>) 
     }
 }
 
+/// What is with a process: deliveries that were taken, and those that wait in its client.
+pub(super) struct InHand<'a> {
+    pub(super) plan: &'a mut Plan,
+    pub(super) buffer: &'a Option<VecDeque<Wire>>,
+}
+
+impl InHand<'_> {
+    /// Sends a round of in-progress acks.
+    pub(super) fn keep_alive(&mut self, world: &World) {
+        let now = Duration::from_nanos(u64::try_from(world.state().server.mono).unwrap());
+        let waiting = self.buffer.iter().flatten().map(|wire| Subject::from(wire.reply.as_str()));
+        let answers = self.plan.keep_alive(waiting, now);
+        send(world, self.plan, answers);
+    }
+}
+
 /// Runs a future to its end, and keeps deliveries alive meanwhile. `None` where it was dropped half way.
 pub(super) fn poll<F: Future>(
     world: &World,
     budget: &mut Option<u32>,
-    mut plan: Option<&mut Plan>,
+    mut in_hand: Option<InHand<'_>>,
     future: F,
 ) -> Option<F::Output> {
     let mut future = pin!(future);
     let mut context = Context::from_waker(Waker::noop());
-    let mut since = world.state().server.mono;
     for _ in 0..HUNG {
         if let Some(left) = budget {
             *left = left.checked_sub(1)?;
@@ -48,13 +66,11 @@ pub(super) fn poll<F: Future>(
             return Some(output);
         }
         world.pass(5 * MS);
-        let now = world.state().server.mono;
-        if let Some(plan) = &mut plan
-            && u128::try_from(now - since).unwrap_or(0) >= plan.round().as_nanos()
+        if let Some(in_hand) = &mut in_hand
+            && let Some(round) = in_hand.plan.next_round()
+            && u128::try_from(world.state().server.mono).unwrap() >= round.as_nanos()
         {
-            since = now;
-            let overdue = plan.overdue();
-            send(world, plan, overdue);
+            in_hand.keep_alive(world);
         }
     }
     None

@@ -45,6 +45,8 @@ pub(crate) enum Action {
     Flush(Reason),
     /// Send these, as long as the connection is the session's.
     Answer(Vec<(Subject, Answer)>),
+    /// Send the in-progress acks of [`Plan::keep_alive`] and of what waits in the client.
+    KeepAlive,
     /// Move the consumer so that its next delivery is at or above this sequence; then [`Plan::moved`].
     Move(u64),
     /// Let the consumer of the other name take over, to begin at this sequence; then [`Plan::moved`].

@@ -23,8 +23,14 @@ pub(super) fn position(mark: &str, created: i64) -> Position {
     Position { created, deliveries: 7, pending: 90, ..Position::at(7, 7, config) }
 }
 
+/// What is to be done, but for a round of in-progress acks.
 pub(super) fn next(plan: &mut Plan, now: Duration, connection: Connection) -> String {
-    format!("{:?}", plan.next(now, connection))
+    let mut action = plan.next(now, connection);
+    if matches!(action, Action::KeepAlive) {
+        _ = plan.keep_alive([], now);
+        action = plan.next(now, connection);
+    }
+    format!("{action:?}")
 }
 
 /// A plan whose session runs since the time zero.
@@ -48,7 +54,7 @@ fn the_way_to_a_session() {
     let (mut plan, now) = (plan(), Duration::ZERO);
     assert_eq!(next(&mut plan, now, DOWN), "Connect");
     assert_eq!(next(&mut plan, now, UP), "Begin");
-    assert_eq!((plan.remaining(), plan.round(), plan.is_starting()), (0, CHECK_EVERY, true));
+    assert_eq!((plan.remaining(), plan.next_round(), plan.is_starting()), (0, None, true));
     plan.began(&Permits::default(), UP, now);
     assert_eq!(next(&mut plan, now, UP), "Find");
     plan.found(None, now);
@@ -67,7 +73,7 @@ fn the_way_to_a_session() {
     assert!(!plan.is_starting() && plan.is_current(UP) && !plan.is_current(DOWN) && !plan.is_current(NEXT));
     assert_eq!(plan.notes(), [Note::SessionBegan { floor: 0 }]);
     assert_eq!(plan.notes(), []);
-    assert_eq!((plan.round(), plan.remaining()), (SECOND * 10, 90), "four times in an ack deadline");
+    assert_eq!((plan.next_round(), plan.remaining()), (Some(SECOND * 10), 90), "four times in an ack deadline");
     assert_eq!(next(&mut plan, now, UP), "Pull(10s)");
     assert_eq!(deliver(&mut plan, 3, UP), Taken::Offer { follows: None });
     assert_eq!(plan.remaining(), 97);
@@ -123,11 +129,21 @@ fn what_waits_for_its_ack_is_said_to_be_worked_on_in_every_round() {
     assert_eq!(deliver(&mut plan, 1, UP), Taken::Offer { follows: None });
     assert_eq!(next(&mut plan, SECOND * 10, UP), "Pull(20s)", "it came in this round");
     assert_eq!(next(&mut plan, SECOND * 19, UP), "Pull(20s)");
-    let progress = format!("{:?}", [(Subject::from("ack.1"), Answer::Progress)]);
-    assert_eq!(next(&mut plan, SECOND * 20, UP), format!("Answer({progress})"));
+    let progress = |replies: &[&str]| -> Vec<_> {
+        replies.iter().map(|reply| (Subject::from(*reply), Answer::Progress)).collect()
+    };
+    assert!(matches!(plan.next(SECOND * 20, UP), Action::KeepAlive));
+    assert_eq!(plan.keep_alive([], SECOND * 20), progress(&["ack.1"]));
     assert_eq!(next(&mut plan, SECOND * 20, UP), "Pull(30s)");
-    assert_eq!(format!("{:?}", plan.overdue()), progress, "while the guard is busy");
-    assert_eq!(running().overdue(), []);
+    assert_eq!(plan.next_round(), Some(SECOND * 30), "also while the guard is busy");
+    assert_eq!(
+        plan.keep_alive(["ack.2".into()], SECOND * 31),
+        progress(&["ack.1", "ack.2"]),
+        "and what waits in the client"
+    );
+    assert_eq!(plan.next_round(), Some(SECOND * 41));
+    let mut between = super::tests::plan();
+    assert_eq!((between.keep_alive(["ack.2".into()], SECOND), between.next_round()), (vec![], None), "of no session");
 }
 
 #[test]

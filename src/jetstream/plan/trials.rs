@@ -70,6 +70,10 @@ impl Trial {
                 self.plan.answered();
                 None
             }
+            Action::KeepAlive => {
+                _ = self.plan.keep_alive([], self.now);
+                None
+            }
             other => panic!("{other:?}"),
         }
     }

@@ -38,6 +38,55 @@ on_versions! {
         rig.assert_all_once().await;
     }
 
+    async fn a1_what_waits_in_the_client_is_kept_alive_as_well(server: Server) {
+        let mut rig = Rig::new(server).await;
+        rig.make_consumer(pull::Config { ack_wait: Duration::from_secs(1), ..Default::default() }).await;
+        let mut tap = AckTap::new(&rig).await;
+        rig.archive.flushing.close();
+        rig.publish(500).await;
+        let running = rig.start_with(|builder| builder.flush_every(100, Duration::from_secs(3_600))).await;
+        rig.archive.flushing.reached().await;
+        // The flush has a hundred of them; the pull asked for more, which nobody takes as long as it is held up.
+        let mut kept = std::collections::BTreeMap::new();
+        until("all that was delivered is kept alive", async || {
+            for (id, word) in tap.take().await {
+                assert_eq!(word, "+WPI", "{id}");
+                *kept.entry(id).or_insert(0) += 1;
+            }
+            let delivered = rig.info().await.delivered.stream_sequence;
+            delivered > 100 && kept.len() as u64 == delivered && kept.values().all(|count| *count >= 3)
+        })
+        .await;
+        rig.archive.flushing.open();
+        rig.durable(500).await;
+        rig.acked().await;
+        running.stop().await.unwrap();
+        assert_eq!(rig.archive.written(), 500);
+        rig.assert_all_once().await;
+    }
+
+    async fn a4_a_sink_that_takes_its_time_over_each_record_burns_no_delivery(server: Server) {
+        let mut rig = Rig::new(server).await;
+        rig.make_consumer(pull::Config { ack_wait: Duration::from_secs(2), ..Default::default() }).await;
+        // All that one pull brings takes more than twice the ack deadline.
+        rig.archive.plan(|plan| plan.write_takes = Duration::from_millis(150));
+        rig.publish(30).await;
+        let running = rig.start_with(|builder| builder.flush_every(30, Duration::from_secs(3_600))).await;
+        let (mut looked, mut still) = (Instant::now(), Duration::ZERO);
+        until("all is durable", async || {
+            still = still.max(looked.elapsed());
+            looked = Instant::now();
+            rig.archive.count() >= 30
+        })
+        .await;
+        rig.acked().await;
+        let delivered = rig.info().await.delivered.consumer_sequence;
+        // A process that stood still itself could keep nothing alive.
+        assert!(delivered == 30 || still > Duration::from_secs(1), "{delivered} deliveries, standing still {still:?}");
+        running.stop().await.unwrap();
+        rig.assert_all_once().await;
+    }
+
     async fn a2_no_acks_no_archive(server: Server) {
         let rig = Rig::new(server).await;
         rig.make_consumer(pull::Config { ack_policy: AckPolicy::None, ..Default::default() }).await;

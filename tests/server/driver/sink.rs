@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use replay_guard::{Durable, Flush, Reason, Record, RecordId, Sink, Source, Written};
 use tokio::sync::watch;
@@ -67,6 +68,8 @@ pub(super) struct Plan {
     pub(super) reject: Vec<String>,
     /// So many of the newest records are kept back by a flush that is due.
     pub(super) keep_back: usize,
+    /// How long it takes over each record.
+    pub(super) write_takes: Duration,
     /// Full after so many records since the last flush.
     pub(super) full_after: Option<usize>,
     /// It says which records are durable, when it is asked after a fork.
@@ -152,6 +155,10 @@ impl Sink for MemorySink {
 
     async fn write(&mut self, record: Record) -> Result<Written, Self::Error> {
         self.archive.writing.pass().await;
+        let takes = self.archive.lock().plan.write_takes;
+        if !takes.is_zero() {
+            tokio::time::sleep(takes).await;
+        }
         let mut inner = self.archive.lock();
         inner.writes += 1;
         if inner.plan.fail_write == Some(inner.writes) {
