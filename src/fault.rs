@@ -44,6 +44,9 @@ pub(crate) enum Fault {
     SinkBelievedUnread,
     TakenNotKeptAlive,
     WaitingNotKeptAlive,
+    NamesNeverSwitched,
+    RedeliveriesAreElsewhere,
+    DroppedUntold,
 }
 
 #[cfg(test)]
@@ -88,6 +91,8 @@ impl Fault {
         Self::SinkBelievedUnread,
         Self::TakenNotKeptAlive,
         Self::WaitingNotKeptAlive,
+        Self::NamesNeverSwitched,
+        Self::RedeliveriesAreElsewhere,
     ];
 }
 

@@ -2,6 +2,7 @@
 
 use super::core::Core;
 use crate::events;
+use crate::fault::{self, Fault};
 use crate::ledger::Ledger;
 use crate::observer::ObserveError;
 
@@ -32,10 +33,15 @@ fn missing(ledger: &Ledger, from: u64, end: u64, filtered: bool) -> Option<Dropp
 }
 
 impl Core {
-    /// Above the newest record that is archived nothing was looked at yet; of gaps below it, earlier runs spoke.
+    /// Above the newest record that is archived nothing was looked at yet, nor in gaps that the stream has not reached: what
+    /// was delivered and not archived may still be there. Of gaps below its first message earlier runs spoke; whether they
+    /// lived to do so nobody knows.
     pub(super) fn look_above_newest(&mut self, unknown: u64) {
         let newest = self.ledger.coverage.last().map(|span| span.last.saturating_add(1));
-        self.looked_below = newest.unwrap_or(unknown);
+        // With filters a gap is other people's, or was dropped: nothing tells.
+        let untold = self.is_filtered() || fault::is(Fault::DroppedUntold);
+        let reached = if untold { u64::MAX } else { self.view.first };
+        self.looked_below = newest.map_or(unknown, |newest| newest.min(reached));
     }
 
     /// Reports, once, what the stream dropped below its first message and below `end`. A stream that removes what is acked

@@ -160,6 +160,12 @@ impl Plan {
         matches!(&self.phase, Phase::Running(running) if running.is_on(connection) || fault::is(Fault::AcksAcrossReconnect))
     }
 
+    /// Whether a delivery of this record was taken and not answered.
+    #[cfg(test)]
+    pub(crate) fn waits_for(&self, id: crate::record::RecordId) -> bool {
+        matches!(self.phase, Phase::Running(_)) && self.window.waits_for(id)
+    }
+
     /// What to do now.
     pub(crate) fn next(&mut self, now: Duration, connection: Connection) -> Action {
         match &mut self.phase {
@@ -276,7 +282,9 @@ impl Plan {
             Ok(follows) => {
                 running.remaining = delivery.remaining;
                 running.quiet = None;
-                running.others.took(delivery.consumer_sequence);
+                if delivery.times == 1 || !fault::is(Fault::RedeliveriesAreElsewhere) {
+                    running.others.took(delivery.consumer_sequence);
+                }
                 if ours { Taken::Offer { follows } } else { Taken::Dropped }
             }
             Err(end) => {
@@ -390,7 +398,9 @@ impl Plan {
                 self.failed(what, error.to_string(), now);
             }
             // It can be neither made nor moved under its name.
-            error @ (ConsumerError::Damaged { .. } | ConsumerError::Unsupported { .. }) if what != "switch" => {
+            error @ (ConsumerError::Damaged { .. } | ConsumerError::Unsupported { .. })
+                if what != "switch" && !fault::is(Fault::NamesNeverSwitched) =>
+            {
                 self.switch = true;
                 self.retry("switch", error.to_string(), now);
             }

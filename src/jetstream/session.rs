@@ -116,6 +116,11 @@ impl Window {
         self.waiting.len()
     }
 
+    #[cfg(test)]
+    pub(crate) fn waits_for(&self, id: RecordId) -> bool {
+        self.waiting.iter().any(|waiting| waiting.id == id)
+    }
+
     /// A delivery came; a newer one of the same record replaces the older.
     pub(crate) fn add(&mut self, id: RecordId, reply: Box<str>) -> Result<(), SessionEnd> {
         let waiting = Waiting { id, reply: Some(reply), round: self.round };

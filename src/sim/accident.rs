@@ -46,6 +46,13 @@ pub(crate) enum Accident {
     WriteState,
     /// Somebody deletes the consumer.
     DeleteConsumer,
+    /// Somebody else takes so many of its deliveries.
+    Worker {
+        takes: u32,
+        acks: bool,
+    },
+    /// Somebody pauses it, for so many milliseconds.
+    Pause(i64),
 }
 
 impl Accident {
@@ -77,8 +84,11 @@ impl Accident {
             Self::Delete(where_) => {
                 state.messages.remove(&at(where_));
             }
-            Self::Expire(below) => state.messages = state.messages.split_off(&at(below)),
-            Self::Purge => state.messages.clear(),
+            Self::Expire(below) => {
+                let kept = state.messages.split_off(&at(below));
+                state.server.dropped.extend(std::mem::replace(&mut state.messages, kept));
+            }
+            Self::Purge => state.server.dropped.extend(std::mem::take(&mut state.messages)),
             Self::Recreate { then } => {
                 state.recreate();
                 state.cut(0, true);
@@ -114,7 +124,18 @@ impl Accident {
             Self::Reconnect { down } => state.reconnect(down * MS),
             Self::Publish { count } => publish(state, count),
             Self::LoseAcks(count) => state.server.lose_acks = count,
-            Self::LoseDeliveries(count) => state.server.lose_deliveries = count,
+            Self::LoseDeliveries(count) => {
+                state.server.lose_deliveries = count;
+                state.server.shared = true;
+            }
+            Self::Worker { takes, acks } => state.worker(takes, acks),
+            Self::Pause(milliseconds) => {
+                let until = state.clock + milliseconds * MS;
+                if let Some(held) = &mut state.server.held {
+                    held.paused_until = until;
+                    state.server.paused = true;
+                }
+            }
             Self::Silent(count) => state.silent = count,
             Self::RefuseResets(count) => state.server.refuse_resets = count,
             Self::WriteState => state.server.snapshot.clone_from(&state.server.held),

@@ -52,7 +52,10 @@ impl State {
         match (words.next()?, words.next()?, words.next()?) {
             ("STREAM", "INFO", _) => Some(self.stream_info()),
             ("STREAM", "MSG", _) => self.message(request),
-            ("CONSUMER", verb, _) => self.consumer(verb, request),
+            ("CONSUMER", verb, rest) => {
+                let name = rest.split('.').nth(1)?.to_owned();
+                self.consumer(verb, &name, request)
+            }
             _ => None,
         }
     }
@@ -83,14 +86,16 @@ impl State {
         } }))
     }
 
-    fn consumer(&mut self, verb: &str, request: &Value) -> Option<Value> {
-        match (verb, &mut self.server.held) {
+    fn consumer(&mut self, verb: &str, name: &str, request: &Value) -> Option<Value> {
+        match (verb, self.server.held.as_mut().filter(|held| held.name() == name)) {
             ("INFO", Some(_)) => Some(self.consumer_info()),
             ("DELETE", Some(_)) => {
-                (self.server.held, self.server.left) = (None, None);
+                self.server.held = None;
+                self.server.left.take_if(|(left, _)| left == name);
                 Some(json!({ "success": true }))
             }
             ("INFO" | "DELETE", None) => refused(404, code::CONSUMER_NOT_FOUND),
+            ("CREATE", _) if self.server.damaged.contains(name) => refused(500, code::CONSUMER_CREATE),
             ("CREATE", _) => {
                 let config: Config = serde_json::from_value(request["config"].clone()).unwrap();
                 self.create(config, request["action"] == "update")
@@ -115,7 +120,9 @@ impl State {
     }
 
     fn create(&mut self, config: Config, update: bool) -> Option<Value> {
-        if let Some(held) = &mut self.server.held {
+        // One that others took over from is in nobody's way.
+        let same_name = |held: &&mut Held| held.config.durable_name == config.durable_name;
+        if let Some(held) = self.server.held.as_mut().filter(same_name) {
             let same = Config { metadata: held.config.metadata.clone(), ..config.clone() } == held.config;
             if update && same {
                 held.config = config;
@@ -136,7 +143,7 @@ impl State {
             _ => 1,
         };
         let held = Held::made(config, self);
-        self.server.left = None;
+        self.server.left.take_if(|(name, _)| name == held.name());
         self.server.held = Some(held);
         self.server.begun.push((start, self.server.stamp));
         Some(self.consumer_info())
@@ -145,7 +152,11 @@ impl State {
     fn consumer_info(&self) -> Value {
         let Some(held) = &self.server.held else { return Value::Null };
         let progress = &held.progress;
+        let remaining = held.paused_until - self.clock;
         json!({
+            "paused": remaining > 0,
+            "pause_remaining": remaining.max(0),
+            "ts": time(self.clock),
             "created": time(held.created),
             "config": serde_json::to_value(&held.config).unwrap(),
             "delivered": { "stream_seq": progress.delivered, "consumer_seq": progress.consumer_sequence },

@@ -25,6 +25,9 @@ use crate::jetstream::switch::take_over;
 use crate::store::sim::{SimDisk, SimStore};
 use crate::{Guard, GuardError, Offer, OnDamage, Permits, Placement, Record, Reported, Source};
 
+/// The consumer's first name.
+const NAME: &str = "archiver";
+
 /// Why a step did not end well.
 #[derive(Debug)]
 pub(crate) enum Stop {
@@ -68,6 +71,8 @@ pub(crate) struct Archiver {
     /// What happened, if somebody wants to read it.
     pub(crate) history: Option<Vec<String>>,
     pub(crate) deaths: u64,
+    /// When the step before ended, by the clock that never steps.
+    looked: i64,
     pub(crate) flushes: u64,
     pub(crate) moves: u64,
     pub(crate) forks: u64,
@@ -90,7 +95,7 @@ impl Archiver {
             alive: None,
             budget: None,
             source: source.clone(),
-            consumer: Consumer::simulated(world, source, "archiver"),
+            consumer: Consumer::simulated(world, source, NAME),
             leftovers: Vec::new(),
             flush,
             config,
@@ -99,6 +104,7 @@ impl Archiver {
             start: None,
             history: None,
             deaths: 0,
+            looked: 0,
             flushes: 0,
             moves: 0,
             forks: 0,
@@ -138,7 +144,7 @@ impl Archiver {
     /// The process is gone, whatever it was doing.
     pub(crate) fn die(&mut self) {
         if let Some(alive) = self.alive.take() {
-            self.books.died(alive.guard.counters().spans_forgotten);
+            self.books.died(&alive.guard);
         }
         if self.disk.is_dead() {
             self.disk.restart();
@@ -148,6 +154,10 @@ impl Archiver {
         drop(inside);
         self.budget = None;
         self.deaths += 1;
+        // A process that was started again looks for the consumer under its first name, one that only failed does not.
+        if self.deaths.is_multiple_of(2) {
+            self.consumer = Consumer::simulated(&self.world, &self.source, NAME);
+        }
     }
 
     fn killed(&self) -> Stop {
@@ -156,7 +166,9 @@ impl Archiver {
 
     /// One thing that the process does.
     pub(crate) fn step(&mut self) -> Result<(), Stop> {
+        self.world.state().stood_still(self.looked);
         let done = if self.alive.is_some() { self.act() } else { self.open() };
+        self.looked = self.world.state().server.mono;
         self.books.acked()?;
         done?;
         self.books.begun()?;
@@ -232,14 +244,21 @@ impl Archiver {
         }
         let mut told = String::new();
         for note in alive.plan.notes() {
-            if let Note::SessionEnded(why) = note {
-                told.push_str(&why);
+            match note {
+                Note::SessionEnded(why) => told.push_str(&why),
+                Note::Shared { .. } if !self.world.state().server.shared => {
+                    return Err(Broken { law: Law::Told, why: "nobody else takes deliveries".to_owned() }.into());
+                }
+                Note::Paused { .. } if !self.world.state().server.paused => {
+                    return Err(Broken { law: Law::Told, why: "nobody paused the consumer".to_owned() }.into());
+                }
+                _ => {}
             }
         }
         if !told.is_empty() {
             self.note(|| format!("session ended: {told}"));
         }
-        if !matches!(action, Action::Pull(_)) {
+        if !matches!(action, Action::Pull(_) | Action::KeepAlive) {
             self.note(|| brief(&action));
         }
         match action {
@@ -252,7 +271,9 @@ impl Archiver {
                 self.with(|alive| alive.plan.began(&permits, connection, now));
             }
             Action::Find => {
-                let found = poll(&self.world, &mut self.budget, None, self.consumer.find());
+                let Some(alive) = &mut self.alive else { return Ok(()) };
+                let in_hand = Some(InHand { plan: &mut alive.plan, buffer: &alive.buffer });
+                let found = poll(&self.world, &mut self.budget, in_hand, self.consumer.find());
                 if let Some(position) = self.passes("find", found)? {
                     let now = self.now();
                     self.with(|alive| alive.plan.found(position, now));
@@ -381,6 +402,12 @@ impl Archiver {
         }
     }
 
+    /// In the end: what was dropped before it was archived.
+    pub(crate) fn dropped(&self) -> Result<(), Broken> {
+        let Some(alive) = &self.alive else { return Ok(()) };
+        self.books.dropped(alive.guard.counters(), alive.guard.report().origin)
+    }
+
     fn mark(&self) -> String {
         self.alive.as_ref().map_or_else(String::new, |alive| alive.mark.clone())
     }
@@ -450,6 +477,13 @@ impl Archiver {
             let batch = 1 + state.server.rng.below(8);
             for _ in 0..batch {
                 let Some(wire) = state.deliver() else { break };
+                let delivery = Delivery::parse(&wire.reply).filter(|delivery| delivery.times > 1);
+                if let Some(id) = delivery.map(|delivery| delivery.id)
+                    && (alive.plan.waits_for(id) || buffer.iter().any(|before| before.is(id)))
+                    && !state.is_disturbed()
+                {
+                    return Err(Broken { law: Law::ComesAgain, why: format!("{id} is in our hands") }.into());
+                }
                 if state.server.lose_deliveries > 0 {
                     state.server.lose_deliveries -= 1;
                 } else {

@@ -9,7 +9,7 @@ use crate::checkpoint::Checkpoint;
 use crate::coverage::{Coverage, Span};
 use crate::record::RecordId;
 use crate::store::sim::{SimDisk, SimStore};
-use crate::{Guard, Permits, Record, Source, Trust};
+use crate::{Counters, Guard, Permits, Record, Source, Trust};
 
 /// A law that was broken.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,6 +48,12 @@ pub(crate) enum Law {
     Stopped,
     /// Once accidents stop, everything is archived and acked, and nothing moves any more.
     Rest,
+    /// A delivery comes again only where an ack was lost, the server fell back, or the process stood still.
+    ComesAgain,
+    /// What the stream dropped before it was archived is told, and nothing else.
+    Dropped,
+    /// That somebody else takes deliveries, or paused the consumer, is said only where that is so.
+    Told,
     /// Nothing panics.
     Panic,
 }
@@ -82,6 +88,10 @@ pub(crate) struct Books {
     whole: bool,
     forgotten: u64,
     ever_forgot: bool,
+    /// How many dropped sequences earlier processes told of.
+    told: u64,
+    /// What was dropped from a gap below the newest record that a process then left archived: nobody tells.
+    untold: BTreeSet<RecordId>,
     /// When the flush at hand began.
     flush: u64,
     /// When all was last compared with the stream.
@@ -107,6 +117,8 @@ impl Books {
             whole: false,
             forgotten: 0,
             ever_forgot: false,
+            told: 0,
+            untold: BTreeSet::new(),
             flush: 0,
             verified: 0,
         }
@@ -132,10 +144,13 @@ impl Books {
     /// The process ended. A plain sink may hold what its last flush made durable without a checkpoint: it may come once
     /// more. A sink that keeps claims gives them back.
     ///
-    /// `forgotten`: what it had forgotten at the limit, also in a flush that did not come to its end.
-    pub(crate) fn died(&mut self, forgotten: u64) {
+    /// What its guard had forgotten at the limit counts, also in a flush that did not come to its end.
+    pub(crate) fn died<S>(&mut self, guard: &Guard<S>) {
+        let counted = guard.counters();
         self.observe();
-        self.ever_forgot |= forgotten > self.forgotten;
+        self.untold(guard.coverage());
+        self.ever_forgot |= counted.spans_forgotten > self.forgotten;
+        self.told += counted.passed_by;
         let open = std::mem::take(&mut self.open);
         let replaced = |id: &RecordId| {
             self.world.get(id.sequence).is_some_and(|message| message.published != id.published)
@@ -152,6 +167,38 @@ impl Books {
         }
         self.floor = 0;
         self.forgotten = 0;
+    }
+
+    fn untold(&mut self, coverage: &Coverage) {
+        let newest = coverage.last().map_or(0, |span| span.last);
+        let state = self.world.state();
+        let dropped = state.server.dropped.iter().filter(|(at, _)| *at < newest);
+        self.untold.extend(dropped.map(|(at, message)| message.id(*at)));
+    }
+
+    /// In the end: what the stream dropped before it was archived was told, in a stream that was never cut.
+    pub(crate) fn dropped(&self, counted: Counters, origin: u64) -> Result<(), Broken> {
+        let state = self.world.state();
+        let told = self.told + counted.passed_by;
+        let server = &state.server;
+        if self.cuts > 0 || state.work_queue || server.brought_back || server.stepped_back {
+            return Ok(());
+        }
+        if told > 0 && !server.removals {
+            return broken(Law::Dropped, format!("{told} sequences were dropped, they say"));
+        }
+        let missed = server.dropped.iter().filter(|(at, message)| {
+            let id = message.id(*at);
+            *at >= origin
+                && !self.untold.contains(&id)
+                && message.subject.starts_with(self.prefix())
+                && !self.held(id, message)
+        });
+        let missed = missed.count() as u64;
+        if self.prefix().is_empty() && told < missed {
+            return broken(Law::Dropped, format!("{missed} were dropped and not archived, told are {told}"));
+        }
+        Ok(())
     }
 
     /// The checkpoint is lost: a plain sink gets everything again.
@@ -286,6 +333,7 @@ impl Books {
             return broken(Law::ForkWithoutCause, format!("{:?}", guard.report()));
         }
         self.verified = self.flush;
+        self.untold(guard.coverage());
         let origin = guard.report().origin;
         if guard.report().trust == Trust::New && origin > 1 {
             // Archiving begins where the consumer stands, which is somebody's word.

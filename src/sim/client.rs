@@ -65,7 +65,9 @@ pub(super) fn poll<F: Future>(
         if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
             return Some(output);
         }
+        let before = world.state().server.mono;
         world.pass(5 * MS);
+        world.state().stood_still(before);
         if let Some(in_hand) = &mut in_hand
             && let Some(round) = in_hand.plan.next_round()
             && u128::try_from(world.state().server.mono).unwrap() >= round.as_nanos()

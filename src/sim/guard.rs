@@ -5,7 +5,7 @@ pub(super) mod forks;
 mod gone;
 mod halves;
 mod origins;
-mod passed;
+pub(super) mod passed;
 mod rejects;
 mod sinks;
 

@@ -6,6 +6,7 @@ use async_nats::jetstream::consumer::{AckPolicy, Config, DeliverPolicy};
 
 use super::stream::{Message, State};
 use crate::jetstream::ack::{Answer, Delivery};
+use crate::jetstream::consumer::NAMES;
 use crate::record::RecordId;
 
 /// A message on its way to the client.
@@ -13,6 +14,12 @@ use crate::record::RecordId;
 pub(crate) struct Wire {
     pub(crate) reply: String,
     pub(crate) message: Message,
+}
+
+impl Wire {
+    pub(crate) fn is(&self, id: RecordId) -> bool {
+        Delivery::parse(&self.reply).is_some_and(|delivery| delivery.id == id)
+    }
 }
 
 /// An ack that the server took, and what it reached.
@@ -52,6 +59,8 @@ impl Progress {
 pub(crate) struct Held {
     pub(crate) config: Config,
     pub(crate) created: i64,
+    /// It delivers nothing before this time, Unix nanoseconds.
+    pub(crate) paused_until: i64,
     pub(crate) progress: Progress,
 }
 
@@ -66,13 +75,14 @@ impl Held {
             _ => first,
         };
         let start = if state.server.version.starts_with("2.10") { start.min(state.last + 1) } else { start };
-        let progress = state.server.left.clone().unwrap_or_else(|| Progress {
+        let left = state.server.left.clone().filter(|(name, _)| Some(name) == config.durable_name.as_ref());
+        let progress = left.map(|(_, progress)| progress).unwrap_or_else(|| Progress {
             delivered: start - 1,
             // With ack-all nobody would find out: the one thing that this model leaves out.
             floor_unsaid: by_start && !state.server.version.starts_with("2.14") && !ack_all,
             ..Progress::default()
         });
-        Self { config, created: state.clock, progress }
+        Self { config, created: state.clock, paused_until: 0, progress }
     }
 
     pub(crate) fn reset(&mut self, to: u64) {
@@ -81,6 +91,10 @@ impl Held {
 
     pub(crate) fn ack_floor(&self) -> u64 {
         self.progress.floor()
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        self.config.durable_name.as_deref().unwrap_or_default()
     }
 
     fn window(&self) -> usize {
@@ -96,14 +110,15 @@ impl State {
     /// How many messages the consumer has not delivered.
     pub(crate) fn remaining(&self) -> u64 {
         let Some(held) = &self.server.held else { return 0 };
-        let above = self.messages.range(held.progress.delivered.saturating_add(1)..);
+        let above = self.messages.range(held.progress.delivered.wrapping_add(1)..);
         above.filter(|(_, message)| message.subject.starts_with(&self.server.prefix)).count() as u64
     }
 
     /// What the consumer sends next, if the window allows.
     pub(crate) fn deliver(&mut self) -> Option<Wire> {
         let now = self.server.mono;
-        let mut held = self.server.held.take()?;
+        let clock = self.clock;
+        let mut held = self.server.held.take_if(|held| held.paused_until <= clock)?;
         let wire = self.redeliver(&mut held, now).or_else(|| self.deliver_first(&mut held, now));
         self.server.held = Some(held);
         wire
@@ -136,7 +151,7 @@ impl State {
         if held.progress.pending.len() >= held.window() {
             return None;
         }
-        let mut above = self.messages.range(held.progress.delivered.saturating_add(1)..);
+        let mut above = self.messages.range(held.progress.delivered.wrapping_add(1)..);
         let (sequence, message) = above.find(|(_, message)| message.subject.starts_with(&self.server.prefix))?;
         let (sequence, message) = (*sequence, message.clone());
         held.progress.delivered = sequence;
@@ -147,22 +162,32 @@ impl State {
     fn wire(&self, held: &mut Held, sequence: u64, times: u64, message: Message) -> Wire {
         held.progress.consumer_sequence += 1;
         let (consumer, published) = (held.progress.consumer_sequence, message.published);
-        let above = self.messages.range(held.progress.delivered.saturating_add(1)..);
+        let above = self.messages.range(held.progress.delivered.wrapping_add(1)..);
         let remaining = above.filter(|(_, message)| message.subject.starts_with(&self.server.prefix)).count();
-        let reply = format!("$JS.ACK.ORDERS.archiver.{times}.{sequence}.{consumer}.{published}.{remaining}");
+        let name = held.name();
+        let reply = format!("$JS.ACK.ORDERS.{name}.{times}.{sequence}.{consumer}.{published}.{remaining}");
         Wire { reply, message }
+    }
+
+    /// Whether something happened not long ago that lets deliveries come again.
+    pub(crate) fn is_disturbed(&self) -> bool {
+        let wait = self.server.held.as_ref().map_or(0, |held| deadline(&held.config));
+        self.server.mono - self.server.disturbed <= 2 * wait
     }
 
     /// When the next message would be delivered again.
     pub(crate) fn next_due(&self) -> Option<i64> {
         let held = self.server.held.as_ref()?;
-        held.progress.pending.values().map(|waiting| waiting.due).min()
+        let due = held.progress.pending.values().map(|waiting| waiting.due).min();
+        let resumed = self.server.mono + (held.paused_until - self.clock).max(0);
+        due.map(|due| due.max(resumed)).or((resumed > self.server.mono).then_some(resumed))
     }
 
     /// An answer reaches the server, which looks at nothing but its stream sequence.
     pub(crate) fn answered(&mut self, reply: &str, answer: Answer) {
         if self.server.lose_acks > 0 {
             self.server.lose_acks -= 1;
+            self.server.disturbed = self.server.mono;
             return;
         }
         let Some(delivery) = Delivery::parse(reply) else { return };
@@ -196,7 +221,10 @@ impl State {
 
     /// The server starts again, with what its disk kept of the consumer.
     pub(crate) fn reload(&mut self, kept: Kept) {
+        self.server.disturbed = self.server.mono;
+        let kept = if kept == Kept::Damaged { self.damage() } else { kept };
         match kept {
+            Kept::Damaged => unreachable!("what becomes of it is decided above"),
             Kept::All => {}
             Kept::Nothing => {
                 if let Some(held) = &mut self.server.held {
@@ -207,14 +235,17 @@ impl State {
                 // One of an earlier consumer whose sequence happens to be that of this one would look like this one.
                 let same =
                     |held: &Held, older: &Held| held.progress.consumer_sequence == older.progress.consumer_sequence;
+                let damaged = &self.server.damaged;
                 if let (Some(held), Some(older)) = (&mut self.server.held, &self.server.snapshot)
                     && !same(held, older)
+                    && !damaged.contains(older.name())
                 {
                     *held = older.clone();
                 }
             }
             Kept::State => {
-                self.server.left = self.server.held.take().map(|held| held.progress).or(self.server.left.take());
+                let held = self.server.held.take().map(|held| (held.name().to_owned(), held.progress));
+                self.server.left = held.or(self.server.left.take());
             }
             Kept::Gone => (self.server.held, self.server.left) = (None, None),
         }
@@ -232,6 +263,44 @@ impl State {
     }
 }
 
+impl State {
+    /// The state file of the consumer cannot be read. What a server makes of that depends on its version.
+    fn damage(&mut self) -> Kept {
+        let Some(held) = &mut self.server.held else { return Kept::Gone };
+        if self.server.version.starts_with("2.10") {
+            // It says that all was delivered, and begins at the first message.
+            held.progress = Progress { delivered: u64::MAX, floor_unsaid: true, ..Progress::default() };
+            return Kept::All;
+        }
+        // One name is always left.
+        let name = held.name().to_owned();
+        if self.server.version.starts_with("2.14") && self.server.damaged.len() < usize::from(NAMES) - 1 {
+            self.server.damaged.insert(name);
+        }
+        Kept::Gone
+    }
+
+    /// Somebody else takes so many deliveries of the consumer, and acks them or not.
+    pub(crate) fn worker(&mut self, takes: u32, acks: bool) {
+        for _ in 0..takes {
+            let Some(wire) = self.deliver() else { break };
+            self.server.shared = true;
+            let Some(delivery) = Delivery::parse(&wire.reply).filter(|_| acks) else { continue };
+            let Some(held) = &mut self.server.held else { break };
+            let sequence = delivery.id.sequence;
+            let low = if held.config.ack_policy == AckPolicy::All { 0 } else { sequence };
+            let gone: Vec<u64> = held.progress.pending.range(low..=sequence).map(|(at, _)| *at).collect();
+            for at in gone {
+                held.progress.pending.remove(&at);
+                held.progress.floor_unsaid = false;
+                if self.work_queue {
+                    self.messages.remove(&at);
+                }
+            }
+        }
+    }
+}
+
 /// What a server's disk kept of a consumer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kept {
@@ -243,6 +312,8 @@ pub(crate) enum Kept {
     /// Its state file alone: it is not loaded, and the next of its name takes it over.
     State,
     Gone,
+    /// Its state file cannot be read.
+    Damaged,
 }
 
 fn deadline(config: &Config) -> i64 {

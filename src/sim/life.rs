@@ -7,6 +7,7 @@ use async_nats::jetstream::consumer::{AckPolicy, Config};
 use super::accident::{Accident, publish};
 use super::archiver::{Archiver, Stop};
 use super::books::{Broken, Law, broken};
+use super::later::Later;
 use super::sink::Disk;
 use super::{MS, Partial, Recover, Rng, World};
 use crate::Source;
@@ -79,6 +80,7 @@ pub(crate) enum Step {
 pub(crate) struct Life {
     pub(crate) seed: u64,
     pub(crate) nature: Nature,
+    pub(crate) later: Later,
     pub(crate) steps: Vec<Step>,
 }
 
@@ -87,7 +89,8 @@ fn pick<T: Copy>(rng: &mut Rng, from: &[T]) -> T {
 }
 
 impl Life {
-    pub(crate) fn new(seed: u64) -> Self {
+    /// The life of this seed, without what came to the model later.
+    pub(crate) fn plain(seed: u64) -> Self {
         let rng = &mut Rng::new(seed);
         // What came to the model later is drawn from numbers of its own, so that a seed stays the life it was.
         let aside = &mut Rng::new(seed ^ 0xdead);
@@ -138,7 +141,7 @@ impl Life {
             };
             steps.insert(at, step);
         }
-        Self { seed, nature, steps }
+        Self { seed, nature, later: Later::default(), steps }
     }
 
     fn step(rng: &mut Rng, nature: &Nature) -> Step {
@@ -200,6 +203,7 @@ impl Life {
             state.server.rng = Rng::new(self.seed ^ 0x5eed);
         }
         let sink = Disk::new();
+        self.later.begin(&sink);
         {
             let mut inside = sink.inside();
             (inside.recover, inside.tells) = (nature.recover, nature.tells);
@@ -338,7 +342,10 @@ fn rest(archiver: &mut Archiver) -> Result<(), Broken> {
             archiver.note(|| "publish".to_owned());
         }
     }
-    Ok(())
+    // What the stream drops is told when a session begins, at the latest.
+    archiver.world.state().reconnect(MS);
+    come_to_rest(archiver)?;
+    archiver.dropped()
 }
 
 /// What no event told of is found by a look that the driver takes by the clock, and so is what was forgotten at the limit of

@@ -13,6 +13,7 @@ mod driver;
 mod guard;
 mod hand;
 mod held;
+mod later;
 mod life;
 mod lives;
 mod server;

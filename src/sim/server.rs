@@ -1,11 +1,11 @@
 //! What a server is beyond its stream: a consumer, a connection, a version, and what goes wrong with them.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use super::accident::Accident;
 use super::held::{Acked, Held, Progress};
 use super::stream::State;
-use super::{Rng, World};
+use super::{MS, Rng, World};
 use crate::jetstream::plan::Connection;
 
 #[derive(Clone, Debug)]
@@ -25,7 +25,9 @@ pub(crate) struct Server {
     /// The consumer, as far as the server has loaded one.
     pub(crate) held: Option<Held>,
     /// The state file of a consumer whose configuration was lost: the next one of the name takes it over.
-    pub(crate) left: Option<Progress>,
+    pub(crate) left: Option<(String, Progress)>,
+    /// Names whose state cannot be read: no consumer of these can be made or deleted, ever.
+    pub(crate) damaged: BTreeSet<String>,
     /// What a power cut would leave of the consumer.
     pub(crate) snapshot: Option<Held>,
     /// Acks that came since they were looked at last.
@@ -49,6 +51,14 @@ pub(crate) struct Server {
     pub(crate) cuts: Vec<u64>,
     /// Where consumers were made or reset to begin, and when.
     pub(crate) begun: Vec<(u64, u64)>,
+    /// When last, of the clock that never steps, something happened that lets deliveries come again.
+    pub(crate) disturbed: i64,
+    /// Whether somebody else ever took deliveries, or some were lost.
+    pub(crate) shared: bool,
+    /// Whether the consumer was ever paused.
+    pub(crate) paused: bool,
+    /// What expired or was purged, oldest first.
+    pub(crate) dropped: Vec<(u64, super::stream::Message)>,
     /// Whether messages are deleted in this life.
     pub(crate) removals: bool,
     /// Whether acked messages ever came back.
@@ -71,6 +81,7 @@ impl Default for Server {
             down_until: 0,
             held: None,
             left: None,
+            damaged: BTreeSet::new(),
             snapshot: None,
             acked: Vec::new(),
             queued: VecDeque::new(),
@@ -84,6 +95,10 @@ impl Default for Server {
             forked_unnoticed: 0,
             cuts: Vec::new(),
             begun: Vec::new(),
+            disturbed: 0,
+            shared: false,
+            paused: false,
+            dropped: Vec::new(),
             removals: false,
             brought_back: false,
             stepped_back: false,
@@ -107,10 +122,12 @@ impl State {
             }
             *left > 0
         });
+        let before = self.server.mono;
         for accident in due {
             self.server.told.push(format!("meanwhile: {accident:?}"));
             accident.happen(self);
         }
+        self.stood_still(before);
     }
 
     /// Whether a request that arrived goes unanswered.
@@ -118,6 +135,13 @@ impl State {
         let silent = self.silent > 0 || self.is_down();
         self.silent = self.silent.saturating_sub(1);
         silent
+    }
+
+    /// So much time passed since then in one go that deliveries may come again: nobody could keep them alive.
+    pub(crate) fn stood_still(&mut self, since: i64) {
+        if self.server.mono - since > 100 * MS {
+            self.server.disturbed = self.server.mono;
+        }
     }
 
     pub(crate) fn is_down(&self) -> bool {

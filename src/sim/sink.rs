@@ -9,7 +9,7 @@ use bytes::Bytes;
 use crate::dead_letter::{DeadLetter, Hook, shared};
 use crate::{Claim, Coverage, Durable, Flush, Reason, Record, RecordId, Recovered, Sink, Source, Written};
 
-use super::{Rng, World};
+use super::{Rng, Stutter, World};
 
 #[derive(Clone, Debug)]
 pub(crate) enum Partial {
@@ -58,6 +58,8 @@ pub(crate) struct Inside {
     pub(crate) tells: Option<usize>,
     /// How often it was asked for that.
     pub(crate) told: u64,
+    /// How often it is pending before it takes a record, and before it flushes.
+    pub(crate) slow: (u32, u32),
 }
 
 /// The dead-letter hook, if there is one, and what it does.
@@ -105,6 +107,7 @@ impl Disk {
             asked: 0,
             tells: None,
             told: 0,
+            slow: (0, 0),
         })))
     }
 
@@ -242,6 +245,8 @@ impl Sink for TestSink {
 
     async fn write(&mut self, record: Record) -> Result<Written, Broken> {
         self.world.stutter().await;
+        let slow = self.disk.inside().slow.0;
+        Stutter(slow).await;
         let written = {
             let mut inside = self.disk.inside();
             inside.writes += 1;
@@ -263,6 +268,8 @@ impl Sink for TestSink {
 
     async fn flush(&mut self, flush: Flush<'_>) -> Result<Durable, Broken> {
         self.world.stutter().await;
+        let slow = self.disk.inside().slow.1;
+        Stutter(slow).await;
         let durable = self.make_durable(&flush)?;
         if std::mem::take(&mut self.disk.inside().hang) {
             std::future::pending::<()>().await;

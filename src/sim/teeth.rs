@@ -32,9 +32,11 @@ const KNOWN: &[(Fault, u64)] = &[
 fn caught(mistake: Fault) -> Option<(u64, Broken)> {
     fault::make(Some(mistake));
     let all = std::env::var("REPLAY_GUARD_TEETH").is_ok_and(|which| which == "all");
-    let known = KNOWN.iter().filter(|(known, _)| *known == mistake && !all).map(|(_, seed)| *seed);
-    let found =
-        known.chain(1..=LIVES).find_map(|seed| live(&Life::new(seed), false).0.err().map(|broken| (seed, broken)));
+    let known =
+        KNOWN.iter().filter(|(known, _)| *known == mistake && !all).map(|(_, seed)| (*seed, Life::plain(*seed)));
+    let lives = known.chain((1..=LIVES).map(|seed| (seed, Life::new(seed))));
+    let mut lives = lives.map(|(seed, life)| (seed, live(&life, false).0));
+    let found = lives.find_map(|(seed, outcome)| Some((seed, outcome.err()?)));
     fault::make(None);
     found
 }
@@ -88,6 +90,13 @@ mod directed {
     fn a_span_that_a_foreign_record_does_not_end() {
         let test = super::super::guard::a_record_that_stands_inside_a_span_and_is_none_of_it_cuts_the_span;
         with(Fault::ForeignTimesIgnored, test);
+    }
+
+    #[test]
+    #[should_panic(expected = "assert")]
+    fn a_gap_that_an_earlier_run_left_and_nobody_watches() {
+        let test = super::super::guard::passed::c8_a_gap_that_an_earlier_run_left_is_told_when_the_stream_drops_it;
+        with(Fault::DroppedUntold, test);
     }
 
     #[test]

@@ -111,6 +111,48 @@ fn c8_what_goes_from_the_middle_or_was_acked_is_not_told() {
 }
 
 #[test]
+pub(crate) fn c8_a_gap_that_an_earlier_run_left_is_told_when_the_stream_drops_it() {
+    let (world, mut driver) = archived(20, 10);
+    world.publish(20);
+    leave_a_gap(&world, &mut driver);
+    driver.open_guard().unwrap();
+    world.expire_below(38);
+    driver.session().unwrap();
+    assert_eq!((told(&driver), driver.guard().report().passed_by), (7, None), "21 to 25, 36 and 37");
+    driver.finish();
+    assert_eq!(told(&driver), 7);
+}
+
+#[test]
+fn c8_what_goes_from_a_gap_while_nobody_runs_is_not_told() {
+    let (world, mut driver) = archived(20, 10);
+    world.publish(20);
+    leave_a_gap(&world, &mut driver);
+    world.expire_below(38);
+    driver.open().unwrap();
+    driver.finish();
+    assert_eq!(
+        (told(&driver), driver.guard().report().passed_by),
+        (2, Some((36, 37))),
+        "an earlier run may have told of 21 to 25"
+    );
+}
+
+/// 21 to 25 are not archived, 26 to 35 are, and nobody runs.
+fn leave_a_gap(world: &World, driver: &mut Driver) {
+    // 21 to 25 are on their way when the process dies; what comes after them is archived by the next.
+    driver.fetch(5);
+    driver.crash();
+    driver.open_guard().unwrap();
+    driver.session().unwrap();
+    driver.consumer.progress.again.clear();
+    driver.pull(10).unwrap();
+    driver.flush(Reason::Everything).unwrap();
+    assert_eq!((told(driver), driver.guard().floor(), world.last()), (0, 20, 40));
+    driver.crash();
+}
+
+#[test]
 fn c8_what_was_dropped_before_archiving_began_is_nobodys_loss() {
     let world = World::new();
     world.publish(10);
