@@ -17,6 +17,11 @@ pub(crate) enum SinkError {
          its disk is well and has room"
     )]
     Directory { path: PathBuf, source: io::Error },
+    #[error(
+        "the archive's directory {path} is not there, although the checkpoint knows what was written to it; mount its disk, or \
+         make the directory if its files were moved elsewhere on purpose"
+    )]
+    Gone { path: PathBuf },
     #[error("cannot write {path}; check that its disk is well and has room, and the permissions of its directory")]
     Write { path: PathBuf, source: io::Error },
     #[error(
@@ -52,8 +57,18 @@ impl SinkError {
     }
 }
 
+/// Removes a directory that was just made, with nothing in it.
+pub(crate) fn unmake_directory(path: &Path) -> Result<(), SinkError> {
+    let error = |source| SinkError::Directory { path: path.to_owned(), source };
+    match fs::remove_dir(path) {
+        Err(failed) if failed.kind() != io::ErrorKind::NotFound => Err(error(failed)),
+        _ => sync_parent(path).map_err(error),
+    }
+}
+
 /// Creates a directory with its parents, so that all of them survive a power cut, and proves that files can be made there.
-pub(crate) fn create_directory(path: &Path) -> Result<(), SinkError> {
+/// Says whether it was missing.
+pub(crate) fn create_directory(path: &Path) -> Result<bool, SinkError> {
     let error = |source| SinkError::Directory { path: path.to_owned(), source };
     let path = std::path::absolute(path).map_err(error)?;
     let missing = path.ancestors().take_while(|directory| !directory.exists()).count();
@@ -73,7 +88,7 @@ pub(crate) fn create_directory(path: &Path) -> Result<(), SinkError> {
             synced => synced.map_err(error)?,
         }
     }
-    Ok(())
+    Ok(missing > 0)
 }
 
 /// A new file beside its final name. Its own name never repeats: a task that outlives the sink that started it must not
@@ -184,9 +199,12 @@ pub(crate) mod tests {
     fn directories_are_made_with_their_parents_and_may_exist() -> Result<()> {
         let base = tempfile::tempdir()?;
         let path = base.path().join("a/b/c");
-        create_directory(&path)?;
-        create_directory(&path)?;
-        assert_eq!(fs::read_dir(path)?.count(), 0, "the trial file is gone");
+        assert_eq!([create_directory(&path)?, create_directory(&path)?], [true, false], "missing once");
+        assert_eq!(fs::read_dir(&path)?.count(), 0, "the trial file is gone");
+        for _ in 0..2 {
+            unmake_directory(&path)?;
+            assert!(!path.exists() && base.path().join("a/b").exists());
+        }
         Ok(())
     }
 
@@ -208,7 +226,7 @@ pub(crate) mod tests {
         let file = base.path().join("file");
         fs::write(&file, "x")?;
         for path in [file.clone(), file.join("below"), PathBuf::from("/proc/archive")] {
-            let error = create_directory(&path).map_or_else(|error| error.to_string(), |()| String::new());
+            let error = create_directory(&path).map_or_else(|error| error.to_string(), |_| String::new());
             assert!(error.contains(&path.display().to_string()), "{error}");
         }
         Ok(())

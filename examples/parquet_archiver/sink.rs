@@ -3,6 +3,7 @@
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use archiver_parquet::MAX_CLAIMS;
@@ -22,20 +23,22 @@ pub(crate) struct Archive {
     directory: PathBuf,
     rewrite_missing_from: Option<u64>,
     partition: Partition,
+    /// The directory of the source was missing when a sink was opened, and no sink was asked yet what it holds.
+    made: Arc<AtomicBool>,
 }
 
 impl Archive {
-    pub(crate) const fn new(directory: PathBuf) -> Self {
-        Self { directory, rewrite_missing_from: None, partition: Partition::None }
+    pub(crate) fn new(directory: PathBuf) -> Self {
+        Self { directory, rewrite_missing_from: None, partition: Partition::None, made: Arc::default() }
     }
 
-    pub(crate) const fn partitioned_by(mut self, partition: Partition) -> Self {
+    pub(crate) fn partitioned_by(mut self, partition: Partition) -> Self {
         self.partition = partition;
         self
     }
 
     /// As [`ParquetSink::rewrite_missing_from`].
-    pub(crate) const fn rewrite_missing_from(mut self, sequence: Option<u64>) -> Self {
+    pub(crate) fn rewrite_missing_from(mut self, sequence: Option<u64>) -> Self {
         self.rewrite_missing_from = sequence;
         self
     }
@@ -45,7 +48,8 @@ impl Target for Archive {
     type Sink = ParquetSink;
 
     async fn open(&self, job: &Job, progress: &Arc<Progress>) -> Result<ParquetSink, SinkError> {
-        let sink = ParquetSink::open(&self.directory, job.source(), job.flush.bytes, Arc::clone(progress)).await?;
+        let (made, progress) = (Arc::clone(&self.made), Arc::clone(progress));
+        let sink = ParquetSink::remembering(made, &self.directory, job.source(), job.flush.bytes, progress).await?;
         let sink = sink.partitioned_by(self.partition, job.flush);
         Ok(sink.rewrite_missing_from(self.rewrite_missing_from))
     }
@@ -65,6 +69,7 @@ pub(crate) struct ParquetSink {
     roll: FlushSettings,
     rewrite_from: Option<u64>,
     progress: Arc<Progress>,
+    made: Arc<AtomicBool>,
     turn: Turn,
 }
 
@@ -73,7 +78,19 @@ impl ParquetSink {
     ///
     /// It only makes its directory and proves that it can be written: whether another process works there is known
     /// after the guard holds its lock, when [`Sink::recover`] is called.
+    #[cfg(test)]
     pub(crate) async fn open(
+        out: &Path,
+        source: Source,
+        max_bytes: usize,
+        progress: Arc<Progress>,
+    ) -> Result<Self, SinkError> {
+        Self::remembering(Arc::default(), out, source, max_bytes, progress).await
+    }
+
+    /// The same; `made` is of the archive.
+    async fn remembering(
+        made: Arc<AtomicBool>,
         out: &Path,
         source: Source,
         max_bytes: usize,
@@ -83,8 +100,10 @@ impl ParquetSink {
         let turn = Turn::of(&directory);
         let roll = FlushSettings { records: usize::MAX, after: Duration::MAX, bytes: max_bytes };
         let parts = Parts::default();
-        let sink = Self { directory, source, parts, max_bytes, roll, rewrite_from: None, progress, turn };
-        sink.work(disk::create_directory).await?;
+        let sink = Self { directory, source, parts, max_bytes, roll, rewrite_from: None, progress, made, turn };
+        if sink.work(disk::create_directory).await? {
+            sink.made.store(true, Ordering::Relaxed);
+        }
         Ok(sink)
     }
 
@@ -157,6 +176,11 @@ impl Sink for ParquetSink {
     /// What the checkpoint has needs no footer: the names say which records a file holds.
     async fn recover_beyond(&mut self, _source: &Source, checkpoint: &Coverage) -> Result<Recovered, SinkError> {
         let (from, checkpoint) = (self.rewrite_from, checkpoint.clone());
+        // What is written below the mount point of a disk that is not mounted would be hidden by it, and look lost.
+        if self.made.swap(false, Ordering::Relaxed) && from.is_none() && checkpoint.last().is_some() {
+            self.work(disk::unmake_directory).await?;
+            return Err(SinkError::Gone { path: self.directory.clone() });
+        }
         let found = self.work(move |directory| {
             let wanted = |first, last: RecordId| match from {
                 Some(from) => last.sequence >= from || !checkpoint.holds(first, last),
@@ -275,6 +299,43 @@ mod tests {
         let mut guard = Guard::open(source, new().await?, MemoryStore::new(), stream).await?;
         let _ = guard.begin_session().await?;
         assert_eq!(guard.offer(records[4].clone(), None).await?, replay_guard::Offer::Skipped, "without a checkpoint");
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn an_archive_that_is_not_there_is_not_begun_anew_while_a_checkpoint_knows_it() -> Result<()> {
+        let out = tempfile::tempdir()?;
+        let source = Source::new("S").with_filters(["s.>"]);
+        let (stream, store) = (MemoryStream::new(), MemoryStore::new());
+        let directory = out.path().join(names::directory(&source));
+        let archive = Archive::new(out.path().to_owned());
+        let mut guard = None;
+        // Begun, gone, asked again, back; gone and given up.
+        for (there, wanted) in [(true, None), (false, None), (false, None), (true, None), (false, Some(1))] {
+            drop(guard.take());
+            if there {
+                fs::create_dir_all(&directory)?;
+            } else if directory.exists() {
+                fs::remove_dir_all(&directory)?;
+            }
+            let (made, progress) = (Arc::clone(&archive.made), Arc::default());
+            let sink = ParquetSink::remembering(made, out.path(), source.clone(), 1 << 20, progress).await?;
+            let sink = sink.rewrite_missing_from(wanted);
+            match Guard::open(source.clone(), sink, store.clone(), stream.clone()).await {
+                Err(error) => {
+                    assert!(!there && wanted.is_none(), "{error}");
+                    assert!(format!("{:#}", anyhow::Error::new(error)).contains("mount its disk"));
+                    assert!(!directory.exists(), "or the next one would not know");
+                }
+                Ok(opened) => {
+                    assert!(there || wanted.is_some());
+                    let opened = guard.insert(opened);
+                    let _ = opened.begin_session().await?;
+                    opened.offer(stream.publish("s.a", "x"), None).await?;
+                    assert_eq!(opened.flush(Reason::Everything).await?.acks().len(), 1);
+                }
+            }
+        }
         Ok(())
     }
 

@@ -2,20 +2,19 @@
 
 use std::fmt;
 use std::io::{self, IsTerminal as _, Write};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
-use replay_guard::async_nats::jetstream::Context;
+use replay_guard::Status;
+use tokio::sync::watch::Receiver;
 use tokio::time::{Instant, MissedTickBehavior};
 use tracing_subscriber::EnvFilter;
 
-use crate::run::Job;
-
-/// How often the server is asked what remains.
-const ASK: Duration = Duration::from_secs(1);
+/// How often the bar moves.
+const LOOK: Duration = Duration::from_secs(1);
 /// How often a line is logged where there is no terminal.
 const REPORT: Duration = Duration::from_secs(10);
 /// From how many undelivered messages on the archiver counts as behind.
@@ -27,18 +26,24 @@ pub struct Progress {
     records: AtomicU64,
     bytes: AtomicU64,
     flushes: AtomicU64,
-    begun: AtomicBool,
+    /// Of the driver, once it is open.
+    status: OnceLock<Receiver<Status>>,
 }
 
 impl Progress {
     /// The driver is open.
-    pub fn begin(&self) {
-        self.begun.store(true, Ordering::Relaxed);
+    pub fn begin(&self, status: Receiver<Status>) {
+        self.status.get_or_init(|| status);
     }
 
     /// Whether the driver was ever open.
     pub fn has_begun(&self) -> bool {
-        self.begun.load(Ordering::Relaxed)
+        self.status.get().is_some()
+    }
+
+    /// How many messages the consumer has not delivered, as the driver was told last.
+    fn remaining(&self) -> Option<u64> {
+        self.status.get().map(|status| status.borrow().remaining)
     }
 
     /// One more file, object or transaction.
@@ -91,8 +96,8 @@ impl Write for Beside {
 }
 
 /// Shows how far the archiver is, for ever.
-pub async fn watch(jetstream: Context, job: Job, progress: Arc<Progress>, bar: ProgressBar) {
-    let mut tick = tokio::time::interval(ASK);
+pub async fn watch(progress: Arc<Progress>, bar: ProgressBar) {
+    let mut tick = tokio::time::interval(LOOK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let terminal = io::stderr().is_terminal();
     let (mut reported_at, mut reported) = (Instant::now(), 0);
@@ -100,7 +105,7 @@ pub async fn watch(jetstream: Context, job: Job, progress: Arc<Progress>, bar: P
     let mut backlog = None;
     loop {
         tick.tick().await;
-        let remaining = remaining(&jetstream, &job).await;
+        let remaining = progress.remaining();
         let records = progress.records();
         let behind = remaining.map_or(backlog.is_some(), |remaining| is_behind(backlog.is_some(), remaining));
         if terminal {
@@ -150,18 +155,6 @@ fn report(progress: &Progress, new: u64, elapsed: Duration, remaining: Option<u6
 /// Behind from [`BACKLOG`] on, and then until nearly nothing is left: no flicker at the edge.
 const fn is_behind(was: bool, remaining: u64) -> bool {
     if was { remaining > BACKLOG / 10 } else { remaining >= BACKLOG }
-}
-
-/// What the consumer has not delivered yet. Of its names, one that nobody reads any more has more left than the one in use.
-async fn remaining(jetstream: &Context, job: &Job) -> Option<u64> {
-    let stream = jetstream.get_stream_no_info(&job.stream).await.ok()?;
-    let mut least = None;
-    for name in job.consumer_names() {
-        if let Ok(info) = stream.consumer_info(name).await {
-            least = Some(least.map_or(info.num_pending, |least: u64| least.min(info.num_pending)));
-        }
-    }
-    least
 }
 
 #[cfg(test)]

@@ -111,7 +111,7 @@ pub async fn main<T: Target>(
     let Some(client) = connected else { return Ok(()) };
     let jetstream = jetstream::new(client);
     let progress = Arc::new(Progress::default());
-    let watched = progress::watch(jetstream.clone(), job.clone(), Arc::clone(&progress), bar.clone());
+    let watched = progress::watch(Arc::clone(&progress), bar.clone());
     let ended = tokio::select! {
         ended = run(jetstream, job, target, Arc::clone(&progress), stop) => ended,
         () = watched => Ok(None),
@@ -146,7 +146,7 @@ pub async fn run<T: Target>(
             return Ok(None);
         }
     };
-    progress.begin();
+    progress.begin(driver.status());
     tracing::info!(source = %job.source(), "archiving");
     let ended = driver.run_until(async move { stopped(&mut stop).await }).await;
     ended.map(Some).map_err(failure)

@@ -161,7 +161,7 @@ impl Pull {
                 self.ask().await?;
             }
             // What is there already needs no clock: to read it costs as much as to decide about a message.
-            let message = if let Some(message) = self.come() {
+            let message = if let Some(message) = self.come()? {
                 message
             } else {
                 if std::mem::take(&mut self.took) {
@@ -180,9 +180,8 @@ impl Pull {
                     }
                 };
                 self.heard = Instant::now();
-                message
+                message.ok_or_else(over)?
             };
-            let message = message.ok_or_else(over)?;
             if self.is_delivery(&message)? {
                 return Ok(message);
             }
@@ -192,8 +191,7 @@ impl Pull {
     /// The next message, if it has come already and nothing need be asked for before.
     pub(crate) fn ready(&mut self) -> Result<Option<Message>, SessionEnd> {
         while !self.is_short() {
-            let Some(message) = self.come() else { break };
-            let message = message.ok_or_else(over)?;
+            let Some(message) = self.come()? else { break };
             if self.is_delivery(&message)? {
                 return Ok(Some(message));
             }
@@ -201,14 +199,14 @@ impl Pull {
         Ok(None)
     }
 
-    /// What has come already; `Some(None)`: nothing will come any more.
-    fn come(&mut self) -> Option<Option<Message>> {
+    /// What has come already.
+    fn come(&mut self) -> Result<Option<Message>, SessionEnd> {
         if let Some(message) = self.gathered.pop_front() {
-            return Some(Some(message));
+            return Ok(Some(message));
         }
-        let message = self.subscriber.next().now_or_never()?;
+        let Some(message) = self.subscriber.next().now_or_never() else { return Ok(None) };
         self.took = true;
-        Some(message)
+        message.ok_or_else(over).map(Some)
     }
 
     /// Where to answer what has come and was not taken yet.

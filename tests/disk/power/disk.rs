@@ -63,7 +63,7 @@ impl Disk {
         Ok(disk)
     }
 
-    fn mount(&self) -> Result<()> {
+    pub(crate) fn mount(&self) -> Result<()> {
         run("mount", &["-o", "loop", text(&self.image)?, text(&self.path)?]).context(NEEDED)
     }
 
@@ -86,13 +86,26 @@ impl Disk {
         run("xfs_io", &["-x", "-c", how, text(&self.path)?])
     }
 
-    /// Mounts what the cut left, once nobody has a file open there.
-    pub(crate) fn back(&self) -> Result<()> {
+    /// Takes the disk away: what is left is the directory that it was mounted on, with room.
+    pub(crate) fn unmount(&self) -> Result<()> {
+        self.let_go()?;
+        // What leaves no room there is away already after the first time.
+        let _ = run("umount", &["--quiet", text(&self.path)?]);
+        Ok(())
+    }
+
+    fn let_go(&self) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         while let Err(error) = run("umount", &[text(&self.path)?]) {
             ensure!(Instant::now() < deadline, "somebody keeps the disk: {error:#}");
             std::thread::sleep(POLL);
         }
+        Ok(())
+    }
+
+    /// Mounts what the cut left, once nobody has a file open there.
+    pub(crate) fn back(&self) -> Result<()> {
+        self.let_go()?;
         if let Some((_, clone)) = &self.outer {
             fs::rename(clone, &self.image)?;
         }

@@ -121,6 +121,33 @@ async fn a_disk_that_fails_is_waited_for() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_disk_that_is_not_mounted_is_waited_for() -> Result<()> {
+    for version in versions(&APART) {
+        let home = tempfile::tempdir()?;
+        let disk = Disk::new(Kind::Ext4, home.path(), "disk")?;
+        let Place { bench, _server } = place(version, home.path(), &disk.path, There::Files).await?;
+        bench.publish(120).await?;
+        let mut archiver = bench.start()?;
+        bench.catch_up(&mut archiver).await?;
+        // Under an archiver that runs, and then under one that begins: what it wrote there would be hidden later.
+        for acked in [120, 200] {
+            disk.unmount()?;
+            bench.publish(80).await?;
+            if acked > 120 {
+                archiver = bench.start()?;
+            }
+            suffers(&bench, &mut archiver, There::Files, &["although the checkpoint", "mount its disk"], acked).await?;
+            ensure!(!bench.files().exists(), "it began anew below the mount point");
+            disk.mount()?;
+            bench.catch_up(&mut archiver).await?;
+            ensure!(archiver.stop().await?.success(), "{}", archiver.log());
+            bench.check().await?;
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_disk_that_is_read_only_is_a_wrong_setting() -> Result<()> {
     each(async |version, there, home| {
         let disk = Disk::new(Kind::Ext4, home, "disk")?;
