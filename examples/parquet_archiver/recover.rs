@@ -14,8 +14,8 @@ use crate::file::{self, Footer};
 use crate::names;
 use crate::parts::is_partition;
 
-/// How many files are read for the records in a range.
-const FEW: usize = 4;
+/// How many files are read for the records in a range: their ids only. Each life of a stream that went over it has left some.
+const FEW: usize = 32;
 
 /// What was found in the directory of a source.
 #[derive(Debug, Default)]

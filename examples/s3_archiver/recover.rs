@@ -15,8 +15,12 @@ use crate::place::Place;
 /// How many footers are asked for at once.
 const AT_ONCE: usize = 32;
 
-/// How many objects are read whole for the records in a range.
+/// How many objects are read whole for the records in a range, of whatever size.
 const FEW: usize = 4;
+/// How many are, if all together have no more than so many bytes: each life of a stream that went over the range has left
+/// some.
+const MORE: usize = 32;
+const BYTES: u64 = 256 << 20;
 
 /// First and last record of an object, and where it is.
 type Listed = (RecordId, RecordId, ObjectMeta);
@@ -84,7 +88,8 @@ pub(crate) async fn recover(
 pub(crate) async fn records_in(place: &Place, range: &RangeInclusive<u64>) -> Result<Vec<RecordId>, SinkError> {
     let reaches = |first: RecordId, last: RecordId| first.sequence <= *range.end() && last.sequence >= *range.start();
     let objects = list(place, reaches).await?;
-    if objects.len() > FEW {
+    let bytes: u64 = objects.iter().map(|(_, _, meta)| meta.size).sum();
+    if objects.len() > if bytes <= BYTES { MORE } else { FEW } {
         return ends_in(place, objects, range).await;
     }
     let mut found = Vec::new();

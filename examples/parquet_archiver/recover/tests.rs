@@ -236,7 +236,7 @@ async fn a_tail_that_is_lost_within_a_file_makes_nothing_come_again() -> Result<
         [(1, false), (14, true), (15, false), (15, true), (26, false), (38, true), (39, false)]
     {
         let mut place = Place::new()?;
-        let old = place.publish(40);
+        let old = place.publish(200);
         // More files than are read for one question.
         place.archive(&old.chunks(5).collect::<Vec<_>>()).await?;
         place.stream.lose_above(through);
@@ -248,6 +248,24 @@ async fn a_tail_that_is_lost_within_a_file_makes_nothing_come_again() -> Result<
         let now: Vec<Record> = old[..stands].iter().chain(&new).cloned().collect();
         let written = place.deliver(&now).await?;
         assert_eq!(written.len(), new.len(), "cut at {through}: {written:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn of_many_lives_in_one_place_all_records_are_named() -> Result<()> {
+    let place = Place::new()?;
+    for life in 1..=FEW + 1 {
+        place.stream.lose_above(0);
+        let records = place.publish(6);
+        assert_eq!(place.deliver(&records).await?.len(), 6);
+        let named: BTreeSet<RecordId> = records_in(&place.directory(), &(2..=4))?.into_iter().collect();
+        let held: BTreeSet<RecordId> = place.held()?.into_iter().filter(|id| (2..=4).contains(&id.sequence)).collect();
+        if life > FEW {
+            assert_eq!((named.len(), held.len()), (0, 3 * life), "too many to read, and no file begins or ends there");
+        } else {
+            assert_eq!((named.len(), named), (3 * life, held));
+        }
     }
     Ok(())
 }

@@ -70,7 +70,7 @@ async fn two_lives_share_an_archive() -> Result<()> {
 async fn a_tail_that_is_lost_within_an_object_makes_nothing_come_again() -> Result<()> {
     for (through, checkpoint_lost) in [(1, false), (14, true), (15, false), (26, false), (38, true), (39, false)] {
         let mut world = World::new();
-        let old = world.publish(40);
+        let old = world.publish(200);
         // More objects than are read for one question.
         world.archive(&old.chunks(5).collect::<Vec<_>>()).await?;
         world.stream.lose_above(through);
@@ -82,6 +82,28 @@ async fn a_tail_that_is_lost_within_an_object_makes_nothing_come_again() -> Resu
         let now: Vec<_> = old[..stands].iter().chain(&new).cloned().collect();
         let written = world.deliver(&now).await?;
         assert_eq!(written.len(), new.len(), "cut at {through}: {written:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn of_many_lives_in_one_place_all_records_are_named() -> Result<()> {
+    let world = World::new();
+    for life in 1..=MORE + 1 {
+        world.stream.lose_above(0);
+        let records = world.publish(6);
+        assert_eq!(world.deliver(&records).await?.len(), 6);
+        let named: BTreeSet<_> = records_in(&world.place, &(2..=4)).await?.into_iter().collect();
+        let held: BTreeSet<_> = world.held().await?.into_iter().filter(|id| (2..=4).contains(&id.sequence)).collect();
+        if life > MORE {
+            assert_eq!(
+                (named.len(), held.len()),
+                (0, 3 * life),
+                "too many to read, and no object begins or ends there"
+            );
+        } else {
+            assert_eq!((named.len(), named), (3 * life, held));
+        }
     }
     Ok(())
 }
