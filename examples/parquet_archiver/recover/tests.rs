@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use anyhow::{Context, Result};
 use archiver_parquet::MAX_CLAIMS;
 use replay_guard::{Coverage, Guard, MemoryStore, MemoryStream, Offer, Reason, Record, Recovered, Source};
