@@ -29,6 +29,9 @@ pub(super) trait Disk: Send + 'static {
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
     /// Opens and locks a file, which is made where there is none. `None` where another holds the lock.
     fn lock(&self, path: &Path) -> io::Result<Option<Self::File>>;
+    /// Lets go of a lock before its file is closed: a process that is being started holds what its parent has open until it
+    /// runs its own program, and the lock as long.
+    fn unlock(&self, _file: &Self::File) {}
     /// Opens a file to read and write.
     fn open(&self, path: &Path) -> io::Result<Self::File>;
     /// Makes a new file, for its owner only.
@@ -93,6 +96,11 @@ impl Disk for RealDisk {
             Err(error) if error.raw_os_error() == fs2::lock_contended_error().raw_os_error() => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    fn unlock(&self, file: &File) {
+        // If that fails, the lock ends when the last descriptor is closed.
+        let _ = fs2::FileExt::unlock(file);
     }
 
     fn open(&self, path: &Path) -> io::Result<File> {

@@ -33,6 +33,14 @@ pub(super) struct SlotFile<D: Disk> {
     owned: usize,
 }
 
+impl<D: Disk> Drop for SlotFile<D> {
+    fn drop(&mut self) {
+        if let Some(lock) = &self.lock {
+            self.disk.unlock(lock);
+        }
+    }
+}
+
 #[derive(Debug)]
 enum State<F> {
     /// Not opened, or something failed since.
@@ -424,5 +432,25 @@ impl Found {
     fn sorted(mut self) -> Self {
         self.stored.states.sort_by_key(|saved| std::cmp::Reverse(saved.counter));
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::disk::RealDisk;
+    use super::*;
+    use crate::source::Source;
+
+    #[test]
+    fn a_lock_ends_although_a_process_that_is_being_started_still_has_its_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let slots = || SlotFile::new(RealDisk, Paths::new(dir.path(), &Source::new("S")));
+        let mut first = slots();
+        first.open().unwrap();
+        let inherited = first.lock.as_ref().unwrap().try_clone().unwrap();
+        assert!(matches!(slots().open(), Err(StoreError::Locked { .. })));
+        drop(first);
+        slots().open().unwrap();
+        drop(inherited);
     }
 }
