@@ -19,9 +19,11 @@ const OURS: &str = "replay-guard-";
 /// Publishes rejected records to a subject, which a stream must keep.
 ///
 /// Subject, payload and headers: the payload is the record's, and so are the headers, repeated names included, but for those
-/// that begin with `Nats-`, which the server would act upon: a `Nats-Msg-Id` might be taken for a duplicate of another
-/// message, a `Nats-Expected-*` might be refused, a `Nats-Rollup` remove the letters before. They are kept under a name that
-/// begins with [`ORIGINAL`](Self::ORIGINAL), and so is everything that begins with `Replay-Guard-`. To these come
+/// with `Nats-` in their names, which the server would act upon: a `Nats-Msg-Id` might be taken for a duplicate of another
+/// message, a `Nats-Expected-*` might be refused, a `Nats-Rollup` remove the letters before. They are kept under
+/// [`ORIGINAL`](Self::ORIGINAL) and the name in lower case, and so is everything that begins with `Replay-Guard-`. In lower
+/// case, since nats-server 2.10.26 does not find a `Nats-Msg-Id` that comes after a header whose name ends with it. To these
+/// come
 ///
 /// | header | what |
 /// |---|---|
@@ -145,8 +147,8 @@ fn headers(letter: &DeadLetter) -> Result<HeaderMap, DeadLetterError> {
     for (name, values) in letter.record.headers.iter() {
         let text: &str = name.as_ref();
         let lower = text.to_ascii_lowercase();
-        let renamed = if lower.starts_with(SERVERS) || lower.starts_with(OURS) {
-            let renamed = format!("{}{text}", DeadLetterSubject::ORIGINAL);
+        let renamed = if lower.contains(SERVERS) || lower.starts_with(OURS) {
+            let renamed = format!("{}{lower}", DeadLetterSubject::ORIGINAL);
             renamed.parse::<HeaderName>().map_err(|_| DeadLetterError::Header { name: renamed })?
         } else {
             name.clone()
@@ -196,6 +198,7 @@ mod tests {
         let mut original = HeaderMap::new();
         for (name, value) in [
             ("Nats-Msg-Id", "a"),
+            ("X-Nats-Msg-Id", "b"),
             ("nats-expected-stream", "ORDERS"),
             ("Nats-Rollup", "all"),
             ("Replay-Guard-Reason", "before"),
@@ -207,13 +210,14 @@ mod tests {
         original.append("Twice", "2");
         let headers = headers(&letter(Source::new("ORDERS"), 5, original, "why")).expect("headers");
         let get = |name: &str| headers.get_all(name).map(HeaderValue::as_str).collect::<Vec<_>>();
-        assert_eq!(get("Replay-Guard-Original-Nats-Msg-Id"), ["a"]);
+        assert_eq!(get("Replay-Guard-Original-nats-msg-id"), ["a"]);
+        assert_eq!(get("Replay-Guard-Original-x-nats-msg-id"), ["b"]);
         assert_eq!(get("Replay-Guard-Original-nats-expected-stream"), ["ORDERS"]);
-        assert_eq!(get("Replay-Guard-Original-Nats-Rollup"), ["all"]);
-        assert_eq!(get("Replay-Guard-Original-Replay-Guard-Reason"), ["before"]);
+        assert_eq!(get("Replay-Guard-Original-nats-rollup"), ["all"]);
+        assert_eq!(get("Replay-Guard-Original-replay-guard-reason"), ["before"]);
         assert_eq!((get("Natsy"), get("Twice")), (vec!["no"], vec!["1", "2"]));
         assert_eq!((get(DeadLetterSubject::REASON), get(DeadLetterSubject::SEQUENCE)), (vec!["why"], vec!["5"]));
-        assert!(headers.iter().all(|(name, _)| !name.to_string().to_ascii_lowercase().starts_with("nats-")));
+        assert!(headers.iter().all(|(name, _)| !name.to_string().contains("Nats-")));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use replay_guard::{DeadLetter, DeadLetterSubject, DriverBuilder};
 use super::rig::{AckTap, DEADLINE, Rig, Running, spawn, until};
 use super::sink::{Broken, Gate};
 use crate::nats::{Server, V2_10, V2_12, V2_14, V2_15};
-use crate::on_versions;
+use crate::{on_all_versions, on_versions};
 
 const ORIGINAL_ID: &str = "order-42";
 
@@ -108,9 +108,9 @@ async fn a7(version: &'static str, ack_policy: AckPolicy) {
     assert_eq!(get("Replay-Guard-Subject"), [rig.subject("bad")]);
     let published = rig.stream_holds().await[41].0.published.to_string();
     assert_eq!(get("Replay-Guard-Published"), [published.as_str()]);
-    assert_eq!(get("Replay-Guard-Original-Nats-Msg-Id"), [ORIGINAL_ID]);
-    assert_eq!(get("Replay-Guard-Original-Nats-Expected-Stream"), [rig.stream.as_str()]);
-    assert_eq!(get("Replay-Guard-Original-Nats-Expected-Last-Sequence"), ["41"]);
+    assert_eq!(get("Replay-Guard-Original-nats-msg-id"), [ORIGINAL_ID]);
+    assert_eq!(get("Replay-Guard-Original-nats-expected-stream"), [rig.stream.as_str()]);
+    assert_eq!(get("Replay-Guard-Original-nats-expected-last-sequence"), ["41"]);
     assert_eq!(get("Twice"), ["1", "2"]);
     assert!(get("Nats-Msg-Id")[0].contains(&published) && get("Nats-Expected-Stream").is_empty());
 
@@ -143,6 +143,30 @@ a7_on! {
     all_v2_12_8: V2_12, AckPolicy::All;
     all_v2_14_6: V2_14, AckPolicy::All;
     all_v2_15_1: V2_15, AckPolicy::All;
+}
+
+on_all_versions! {
+    // On 2.10.26 a header whose name ends as that of the id does hides the id.
+    async fn a_crash_between_hook_and_checkpoint(server: Server) {
+        let mut rig = Rig::new(server).await;
+        let dead = Dead::new(&rig).await;
+        poison(&mut rig).await;
+        let mut tap = AckTap::new(&rig).await;
+        rig.archive.flushing.close();
+        let running = start(&rig, |builder| builder.dead_letters(dead.hook())).await;
+        rig.archive.flushing.reached().await;
+        assert_eq!(dead.count().await, 1, "the hook is called before the flush");
+        running.abort().await;
+        assert_eq!(tap.take().await.iter().filter(|(_, word)| word != "+WPI").count(), 0);
+        rig.archive.flushing.open();
+        let running = start(&rig, |builder| builder.dead_letters(dead.hook())).await;
+        rig.durable(99).await;
+        rig.acked().await;
+        running.stop().await.unwrap();
+        assert_eq!(rig.events("reported").len(), 2, "handed over again");
+        assert_eq!(dead.count().await, 1, "and known by its id");
+        rig.assert_published_once();
+    }
 }
 
 on_versions! {
@@ -181,27 +205,6 @@ on_versions! {
         assert!(rig.events("retry").iter().filter(|event| event.fields["what"] == "dead-letter").count() == 3);
         let terminated = tap.take().await.into_iter().filter(|(_, word)| word == "+TERM").count();
         assert_eq!((terminated, calls.load(Ordering::Relaxed)), (1, 4));
-    }
-
-    async fn a_crash_between_hook_and_checkpoint(server: Server) {
-        let mut rig = Rig::new(server).await;
-        let dead = Dead::new(&rig).await;
-        poison(&mut rig).await;
-        let mut tap = AckTap::new(&rig).await;
-        rig.archive.flushing.close();
-        let running = start(&rig, |builder| builder.dead_letters(dead.hook())).await;
-        rig.archive.flushing.reached().await;
-        assert_eq!(dead.count().await, 1, "the hook is called before the flush");
-        running.abort().await;
-        assert_eq!(tap.take().await.iter().filter(|(_, word)| word != "+WPI").count(), 0);
-        rig.archive.flushing.open();
-        let running = start(&rig, |builder| builder.dead_letters(dead.hook())).await;
-        rig.durable(99).await;
-        rig.acked().await;
-        running.stop().await.unwrap();
-        assert_eq!(rig.events("reported").len(), 2, "handed over again");
-        assert_eq!(dead.count().await, 1, "and known by its id");
-        rig.assert_published_once();
     }
 
     async fn a_hook_that_is_down_when_the_archiver_stops(server: Server) {
