@@ -122,7 +122,7 @@ fn the_consumers_leader_changes_and_pulls_stall() {
         site.durable(50).await;
         for _ in 0..5 {
             let subject = format!("CONSUMER.LEADER.STEPDOWN.{}.{CONSUMER}", site.stream);
-            let said: serde_json::Value = site.context.request(subject, &()).await.unwrap();
+            let said: serde_json::Value = site.context.request(subject, &serde_json::json!({})).await.unwrap();
             assert_eq!(said["success"], true, "{said}");
             payloads.extend(site.publish(50).await);
             site.durable(payloads.len()).await;
