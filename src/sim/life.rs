@@ -6,8 +6,8 @@ use async_nats::jetstream::consumer::{AckPolicy, Config};
 
 use super::accident::{Accident, publish};
 use super::archiver::{Archiver, Stop};
-use super::books::{Broken, Law, broken};
 use super::later::Later;
+use super::law::{Broken, Law, broken};
 use super::sink::Disk;
 use super::{MS, Partial, Recover, Rng, World};
 use crate::Source;

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::books::{Broken, Law};
+use super::law::{Broken, Law};
 use super::life::Life;
 
 /// Seeds that failed once, before the model had what came later.

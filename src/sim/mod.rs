@@ -14,6 +14,7 @@ mod guard;
 mod hand;
 mod held;
 mod later;
+mod law;
 mod life;
 mod lives;
 mod server;

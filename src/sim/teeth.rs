@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::books::Broken;
+use super::law::Broken;
 use super::life::Life;
 use super::lives::live;
 use crate::fault::{self, Fault};
