@@ -1,12 +1,12 @@
 //! Acks, flushes and failing sinks.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, pull};
 use async_nats::{HeaderMap, HeaderValue};
 use replay_guard::{DriverError, GuardError};
 
-use super::rig::{AckTap, CONSUMER, Rig, spawn, until};
+use super::rig::{AckTap, CONSUMER, Rig, Still, spawn, until};
 use super::sink::Broken;
 use crate::on_versions;
 
@@ -72,17 +72,15 @@ on_versions! {
         rig.archive.plan(|plan| plan.write_takes = Duration::from_millis(150));
         rig.publish(30).await;
         let running = rig.start_with(|builder| builder.flush_every(30, Duration::from_secs(3_600))).await;
-        let (mut looked, mut still) = (Instant::now(), Duration::ZERO);
+        let mut still = Still::new();
         until("all is durable", async || {
-            still = still.max(looked.elapsed());
-            looked = Instant::now();
+            still.look();
             rig.archive.count() >= 30
         })
         .await;
         rig.acked().await;
         let delivered = rig.info().await.delivered.consumer_sequence;
-        // A process that stood still itself could keep nothing alive.
-        assert!(delivered == 30 || still > Duration::from_secs(1), "{delivered} deliveries, standing still {still:?}");
+        assert!(delivered == 30 || still.longer_than(1_000), "{delivered} deliveries, {still:?}");
         running.stop().await.unwrap();
         rig.assert_all_once().await;
     }
@@ -116,11 +114,9 @@ on_versions! {
         let running = rig.start_with(|builder| builder.flush_every(1_000, Duration::from_secs(10))).await;
         rig.publish(100).await;
         let mut kept = std::collections::BTreeMap::new();
-        // A process that stood still itself could keep nothing alive.
-        let (mut looked, mut still) = (Instant::now(), Duration::ZERO);
+        let mut still = Still::new();
         until("all is durable", async || {
-            still = still.max(looked.elapsed());
-            looked = Instant::now();
+            still.look();
             for (id, _) in tap.take().await.into_iter().filter(|(_, word)| word == "+WPI") {
                 *kept.entry(id).or_insert(0) += 1;
             }
@@ -130,7 +126,7 @@ on_versions! {
         assert!(kept.len() == 100 && kept.values().all(|times| *times >= 4), "{kept:?}");
         rig.acked().await;
         let delivered = rig.info().await.delivered.consumer_sequence;
-        assert!(delivered == 100 || still > Duration::from_secs(1), "{delivered} deliveries, standing still {still:?}");
+        assert!(delivered == 100 || still.longer_than(1_000), "{delivered} deliveries, {still:?}");
         let ended = running.stop().await.unwrap();
         assert_eq!((ended.counters.written, ended.counters.skipped), (100, 0));
         rig.assert_all_once().await;

@@ -32,6 +32,28 @@ pub(crate) async fn until(what: &str, mut so: impl AsyncFnMut() -> bool) {
     }
 }
 
+/// How long the process stood still at most, looked at again and again: one that did could keep no delivery alive.
+#[derive(Debug)]
+pub(super) struct Still {
+    looked: Instant,
+    most: Duration,
+}
+
+impl Still {
+    pub(super) fn new() -> Self {
+        Self { looked: Instant::now(), most: Duration::ZERO }
+    }
+
+    pub(super) fn look(&mut self) {
+        self.most = self.most.max(self.looked.elapsed());
+        self.looked = Instant::now();
+    }
+
+    pub(super) fn longer_than(&self, milliseconds: u64) -> bool {
+        self.most > Duration::from_millis(milliseconds)
+    }
+}
+
 /// A driver that runs.
 pub(super) struct Running {
     task: JoinHandle<Result<Ended, DriverError>>,

@@ -7,7 +7,7 @@ use async_nats::jetstream::consumer::pull;
 use futures_util::{FutureExt as _, StreamExt as _};
 use serde_json::{Value, json};
 
-use super::rig::{AckTap, CONSUMER, DEADLINE, Rig, spawn, until};
+use super::rig::{AckTap, CONSUMER, DEADLINE, Rig, Still, spawn, until};
 use super::sink::Broken;
 use crate::nats::{Server, V2_10, V2_12, V2_14, V2_15};
 use crate::on_versions;
@@ -134,8 +134,14 @@ on_versions! {
         };
         let running = spawn(rig.builder().await.open_with(factory).await.unwrap());
         // By the fifth call the ack deadline has passed more than once.
-        until("no sink for a while", async || *called.borrow() == 5).await;
-        assert_eq!(rig.info().await.delivered.consumer_sequence, 20, "delivered once each");
+        let mut still = Still::new();
+        until("no sink for a while", async || {
+            still.look();
+            *called.borrow() == 5
+        })
+        .await;
+        let delivered = rig.info().await.delivered.consumer_sequence;
+        assert!(delivered == 20 || still.longer_than(100), "{delivered} deliveries, {still:?}");
         rig.durable(20).await;
         rig.acked().await;
         running.stop().await.unwrap();
