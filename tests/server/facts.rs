@@ -282,4 +282,20 @@ on_all_versions! {
             assert!(stream.get_raw_message(3).await.is_err(), "the leader knows");
         }
     }
+
+    // A client writes headers in an order of its own, another one each time.
+    async fn an_id_is_missed_behind_a_header_whose_name_ends_with_it_on_2_10(server: Server) {
+        let (context, stream) = stream_of(&server, Config::default()).await;
+        for (before, missed) in [("x-nats-msg-id", false), ("X-Nats-Msg-Id", !server.is_at_least("2.11.0").unwrap())] {
+            stream.purge().await.unwrap();
+            for number in 0..80 {
+                let mut headers = async_nats::HeaderMap::new();
+                headers.insert(before, "another");
+                headers.insert("Nats-Msg-Id", format!("{before}-{}", number % 40));
+                context.publish_with_headers("s", headers, "x".into()).await.unwrap().await.unwrap();
+            }
+            let stored = stream.get_info().await.unwrap().state.messages;
+            assert_eq!(stored > 40, missed, "{before}: {stored}");
+        }
+    }
 }
