@@ -15,6 +15,8 @@ const REASON_LENGTH: usize = 1_024;
 /// What the server may act upon, whatever its letter case.
 const SERVERS: &str = "nats-";
 const OURS: &str = "replay-guard-";
+/// The header by which a stream knows a message again.
+const ID: &str = "Nats-Msg-Id";
 
 /// Publishes rejected records to a subject, which a stream must keep.
 ///
@@ -22,8 +24,8 @@ const OURS: &str = "replay-guard-";
 /// with `Nats-` in their names, which the server would act upon: a `Nats-Msg-Id` might be taken for a duplicate of another
 /// message, a `Nats-Expected-*` might be refused, a `Nats-Rollup` remove the letters before. They are kept under
 /// [`ORIGINAL`](Self::ORIGINAL) and the name in lower case, and so is everything that begins with `Replay-Guard-`. In lower
-/// case, since nats-server 2.10.26 does not find a `Nats-Msg-Id` that comes after a header whose name ends with it. To these
-/// come
+/// case, since nats-server 2.10.26 does not find a `Nats-Msg-Id` that comes after another mention of it; one in a value of the
+/// record's own headers may make it keep a letter twice. To these come
 ///
 /// | header | what |
 /// |---|---|
@@ -159,7 +161,7 @@ fn headers(letter: &DeadLetter) -> Result<HeaderMap, DeadLetterError> {
     }
     let record = &letter.record;
     for (name, value) in [
-        (DeadLetterSubject::REASON, line(&letter.reason)),
+        (DeadLetterSubject::REASON, line(&letter.reason).replace(ID, &ID.to_ascii_lowercase())),
         (DeadLetterSubject::STREAM, letter.source.stream().to_owned()),
         (DeadLetterSubject::SEQUENCE, record.sequence.to_string()),
         (DeadLetterSubject::PUBLISHED, record.published.to_string()),
@@ -218,6 +220,9 @@ mod tests {
         assert_eq!((get("Natsy"), get("Twice")), (vec!["no"], vec!["1", "2"]));
         assert_eq!((get(DeadLetterSubject::REASON), get(DeadLetterSubject::SEQUENCE)), (vec!["why"], vec!["5"]));
         assert!(headers.iter().all(|(name, _)| !name.to_string().contains("Nats-")));
+        let headers =
+            super::headers(&letter(Source::new("ORDERS"), 5, HeaderMap::new(), "no Nats-Msg-Id")).expect("headers");
+        assert_eq!(headers.get(DeadLetterSubject::REASON).map(HeaderValue::as_str), Some("no nats-msg-id"));
     }
 
     #[test]

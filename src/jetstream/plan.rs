@@ -61,6 +61,8 @@ pub(crate) struct Plan {
     check_every: Duration,
     /// Until when the consumer is paused, as it was last told.
     paused_until: Option<i64>,
+    /// How many messages the consumer had not delivered, as it was last told.
+    remaining: u64,
     /// Why sessions ended and tries failed, for the events, oldest first.
     notes: Vec<Note>,
 }
@@ -94,6 +96,7 @@ impl Plan {
             reports: Reports::new(seed.rotate_left(32)),
             check_every: CHECK_EVERY,
             paused_until: None,
+            remaining: 0,
             notes: Vec::new(),
         }
     }
@@ -115,12 +118,8 @@ impl Plan {
     }
 
     /// How many messages the consumer had not delivered, as it was last said.
-    pub(crate) fn remaining(&self) -> u64 {
-        match &self.phase {
-            Phase::Running(running) => running.remaining,
-            Phase::Starting(starting) => starting.position.as_ref().map_or(0, |position| position.pending),
-            Phase::Between | Phase::WoundUp => 0,
-        }
+    pub(crate) const fn remaining(&self) -> u64 {
+        self.remaining
     }
 
     /// Whether what is going on may be cut off by the wish to stop: nothing is being written in a session.
@@ -280,7 +279,7 @@ impl Plan {
         };
         match taken {
             Ok(follows) => {
-                running.remaining = delivery.remaining;
+                self.remaining = delivery.remaining;
                 running.quiet = None;
                 if delivery.times == 1 || !fault::is(Fault::RedeliveriesAreElsewhere) {
                     running.others.took(delivery.consumer_sequence);

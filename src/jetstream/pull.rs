@@ -7,6 +7,7 @@ use async_nats::jetstream::consumer::Config;
 use async_nats::{Client, Message, Subject, Subscriber};
 use bytes::Bytes;
 use futures_util::{FutureExt as _, StreamExt as _};
+use tokio::task::unconstrained;
 use tokio::time::{Instant, sleep_until};
 
 use super::pace::Backoff;
@@ -211,7 +212,8 @@ impl Pull {
 
     /// Where to answer what has come and was not taken yet.
     pub(crate) fn gather(&mut self) -> impl Iterator<Item = Subject> {
-        while let Some(Some(message)) = self.subscriber.next().now_or_never() {
+        // Within its budget tokio would give no more than some hundred at a time.
+        while let Some(Some(message)) = unconstrained(self.subscriber.next()).now_or_never() {
             self.took = true;
             self.gathered.push_back(message);
         }

@@ -290,6 +290,7 @@ impl<S: Sink + 'static> Driver<S> {
                 let found = alive(run, &self.source, self.consumer.find()).await;
                 if let Some(position) = run.passes("find", found)? {
                     run.plan.found(position, run.now());
+                    self.publish(run.plan.remaining(), 0);
                 }
             }
             Action::Look(position) => {

@@ -64,7 +64,6 @@ pub(super) struct Running {
     /// Whom the next check asks, if all is quiet until then.
     pub(super) asks: Asks,
     pub(super) suspect: Option<u64>,
-    pub(super) remaining: u64,
 }
 
 impl Running {

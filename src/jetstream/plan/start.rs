@@ -39,6 +39,7 @@ impl Plan {
     pub(crate) fn found(&mut self, position: Option<Position>, now: Duration) {
         if let Some(position) = &position {
             self.paused(position.paused_until);
+            self.remaining = position.pending;
         }
         match (&mut self.phase, position) {
             (Phase::Starting(starting), Some(position)) => {
@@ -175,7 +176,6 @@ impl Plan {
                 quiet: None,
                 asks: Asks::Consumer,
                 suspect: None,
-                remaining: position.pending,
             };
             if !fault::is(Fault::OldAckersKept) {
                 self.window = Window::default();
