@@ -57,18 +57,18 @@ impl SinkError {
     }
 }
 
-/// Removes a directory that was just made, with nothing in it.
-pub(crate) fn unmake_directory(path: &Path) -> Result<(), SinkError> {
+/// Proves that a directory can be written, or, where it is missing, that it could be made: its nearest parent can.
+///
+/// It makes none. One that is made below the mount point of a disk that is not mounted would look like the archive later on.
+pub(crate) fn try_directory(path: &Path) -> Result<(), SinkError> {
     let error = |source| SinkError::Directory { path: path.to_owned(), source };
-    match fs::remove_dir(path) {
-        Err(failed) if failed.kind() != io::ErrorKind::NotFound => Err(error(failed)),
-        _ => sync_parent(path).map_err(error),
-    }
+    let absolute = std::path::absolute(path).map_err(error)?;
+    let there = absolute.ancestors().find(|directory| directory.symlink_metadata().is_ok());
+    tempfile::tempfile_in(there.unwrap_or(&absolute)).map_err(error).map(drop)
 }
 
 /// Creates a directory with its parents, so that all of them survive a power cut, and proves that files can be made there.
-/// Says whether it was missing.
-pub(crate) fn create_directory(path: &Path) -> Result<bool, SinkError> {
+pub(crate) fn create_directory(path: &Path) -> Result<(), SinkError> {
     let error = |source| SinkError::Directory { path: path.to_owned(), source };
     let path = std::path::absolute(path).map_err(error)?;
     let missing = path.ancestors().take_while(|directory| !directory.exists()).count();
@@ -88,7 +88,21 @@ pub(crate) fn create_directory(path: &Path) -> Result<bool, SinkError> {
             synced => synced.map_err(error)?,
         }
     }
-    Ok(missing > 0)
+    Ok(())
+}
+
+/// Creates a directory in one that is there, so that both survive a power cut.
+pub(crate) fn create_within(directory: &Path, name: &str) -> Result<PathBuf, SinkError> {
+    let path = directory.join(name);
+    let error = |source| SinkError::Directory { path: path.clone(), source };
+    match fs::create_dir(&path) {
+        Err(failed) if failed.kind() != io::ErrorKind::AlreadyExists || !path.is_dir() => return Err(error(failed)),
+        _ => {}
+    }
+    crash::point("directory-made");
+    sync_directory(&path).map_err(error)?;
+    sync_directory(directory).map_err(error)?;
+    Ok(path)
 }
 
 /// A new file beside its final name. Its own name never repeats: a task that outlives the sink that started it must not
@@ -199,12 +213,18 @@ pub(crate) mod tests {
     fn directories_are_made_with_their_parents_and_may_exist() -> Result<()> {
         let base = tempfile::tempdir()?;
         let path = base.path().join("a/b/c");
-        assert_eq!([create_directory(&path)?, create_directory(&path)?], [true, false], "missing once");
-        assert_eq!(fs::read_dir(&path)?.count(), 0, "the trial file is gone");
+        try_directory(&path)?;
+        assert!(!base.path().join("a").exists(), "it was only to be tried");
+        create_directory(&path)?;
+        create_directory(&path)?;
+        try_directory(&path)?;
+        assert_eq!(fs::read_dir(&path)?.count(), 0, "the trial files are gone");
         for _ in 0..2 {
-            unmake_directory(&path)?;
-            assert!(!path.exists() && base.path().join("a/b").exists());
+            assert_eq!(create_within(&path, "d")?, path.join("d"));
         }
+        fs::remove_dir_all(&path)?;
+        assert!(create_within(&path, "d").is_err(), "its parent is not there");
+        assert!(!path.exists());
         Ok(())
     }
 
@@ -226,8 +246,10 @@ pub(crate) mod tests {
         let file = base.path().join("file");
         fs::write(&file, "x")?;
         for path in [file.clone(), file.join("below"), PathBuf::from("/proc/archive")] {
-            let error = create_directory(&path).map_or_else(|error| error.to_string(), |_| String::new());
-            assert!(error.contains(&path.display().to_string()), "{error}");
+            for attempt in [create_directory, try_directory] {
+                let error = attempt(&path).map_or_else(|error| error.to_string(), |()| String::new());
+                assert!(error.contains(&path.display().to_string()), "{error}");
+            }
         }
         Ok(())
     }

@@ -3,7 +3,6 @@
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use archiver_parquet::MAX_CLAIMS;
@@ -23,22 +22,20 @@ pub(crate) struct Archive {
     directory: PathBuf,
     rewrite_missing_from: Option<u64>,
     partition: Partition,
-    /// The directory of the source was missing when a sink was opened, and no sink was asked yet what it holds.
-    made: Arc<AtomicBool>,
 }
 
 impl Archive {
-    pub(crate) fn new(directory: PathBuf) -> Self {
-        Self { directory, rewrite_missing_from: None, partition: Partition::None, made: Arc::default() }
+    pub(crate) const fn new(directory: PathBuf) -> Self {
+        Self { directory, rewrite_missing_from: None, partition: Partition::None }
     }
 
-    pub(crate) fn partitioned_by(mut self, partition: Partition) -> Self {
+    pub(crate) const fn partitioned_by(mut self, partition: Partition) -> Self {
         self.partition = partition;
         self
     }
 
     /// As [`ParquetSink::rewrite_missing_from`].
-    pub(crate) fn rewrite_missing_from(mut self, sequence: Option<u64>) -> Self {
+    pub(crate) const fn rewrite_missing_from(mut self, sequence: Option<u64>) -> Self {
         self.rewrite_missing_from = sequence;
         self
     }
@@ -48,8 +45,7 @@ impl Target for Archive {
     type Sink = ParquetSink;
 
     async fn open(&self, job: &Job, progress: &Arc<Progress>) -> Result<ParquetSink, SinkError> {
-        let (made, progress) = (Arc::clone(&self.made), Arc::clone(progress));
-        let sink = ParquetSink::remembering(made, &self.directory, job.source(), job.flush.bytes, progress).await?;
+        let sink = ParquetSink::open(&self.directory, job.source(), job.flush.bytes, Arc::clone(progress)).await?;
         let sink = sink.partitioned_by(self.partition, job.flush);
         Ok(sink.rewrite_missing_from(self.rewrite_missing_from))
     }
@@ -69,28 +65,17 @@ pub(crate) struct ParquetSink {
     roll: FlushSettings,
     rewrite_from: Option<u64>,
     progress: Arc<Progress>,
-    made: Arc<AtomicBool>,
+    /// The directory was there, or was made.
+    begun: bool,
     turn: Turn,
 }
 
 impl ParquetSink {
     /// A sink below `out`. Asks for a flush by itself once it holds `max_bytes`.
     ///
-    /// It only makes its directory and proves that it can be written: whether another process works there is known
-    /// after the guard holds its lock, when [`Sink::recover`] is called.
-    #[cfg(test)]
+    /// It only proves that its directory can be written: whether another process works there, and whether the directory
+    /// must be there already, is known after the guard holds its lock, when [`Sink::recover`] is called and makes it.
     pub(crate) async fn open(
-        out: &Path,
-        source: Source,
-        max_bytes: usize,
-        progress: Arc<Progress>,
-    ) -> Result<Self, SinkError> {
-        Self::remembering(Arc::default(), out, source, max_bytes, progress).await
-    }
-
-    /// The same; `made` is of the archive.
-    async fn remembering(
-        made: Arc<AtomicBool>,
         out: &Path,
         source: Source,
         max_bytes: usize,
@@ -100,10 +85,8 @@ impl ParquetSink {
         let turn = Turn::of(&directory);
         let roll = FlushSettings { records: usize::MAX, after: Duration::MAX, bytes: max_bytes };
         let parts = Parts::default();
-        let sink = Self { directory, source, parts, max_bytes, roll, rewrite_from: None, progress, made, turn };
-        if sink.work(disk::create_directory).await? {
-            sink.made.store(true, Ordering::Relaxed);
-        }
+        let sink = Self { directory, source, parts, max_bytes, roll, rewrite_from: None, progress, begun: false, turn };
+        sink.work(disk::try_directory).await?;
         Ok(sink)
     }
 
@@ -119,6 +102,16 @@ impl ParquetSink {
     pub(crate) const fn rewrite_missing_from(mut self, sequence: Option<u64>) -> Self {
         self.rewrite_from = sequence;
         self
+    }
+
+    /// Makes the directory for a sink that no guard asked what it holds. Later it is not made again: below the mount point of a
+    /// disk that went away, what is written would be hidden.
+    async fn begin(&mut self) -> Result<(), SinkError> {
+        if !self.begun {
+            self.work(disk::create_directory).await?;
+            self.begun = true;
+        }
+        Ok(())
     }
 
     /// Does work in the directory where it may block, once all earlier work there has ended: it goes on when its future is
@@ -146,6 +139,7 @@ impl Sink for ParquetSink {
     }
 
     async fn flush(&mut self, flush: Flush<'_>) -> Result<Durable, SinkError> {
+        self.begin().await?;
         let due = self.parts.due(flush.reason() == Reason::Everything, self.roll, self.max_bytes);
         let mut durable = Vec::new();
         for (partition, part) in due {
@@ -156,8 +150,7 @@ impl Sink for ParquetSink {
                 if partition.is_empty() {
                     return file::save(directory, &source, part.rows, &claim);
                 }
-                let directory = directory.join(partition);
-                disk::create_directory(&directory)?;
+                let directory = disk::create_within(directory, &partition)?;
                 file::save(&directory, &source, part.rows, &claim)
             });
             if let Some((name, bytes)) = saved.await? {
@@ -176,12 +169,12 @@ impl Sink for ParquetSink {
     /// What the checkpoint has needs no footer: the names say which records a file holds.
     async fn recover_beyond(&mut self, _source: &Source, checkpoint: &Coverage) -> Result<Recovered, SinkError> {
         let (from, checkpoint) = (self.rewrite_from, checkpoint.clone());
-        // What is written below the mount point of a disk that is not mounted would be hidden by it, and look lost.
-        if self.made.swap(false, Ordering::Relaxed) && from.is_none() && checkpoint.last().is_some() {
-            self.work(disk::unmake_directory).await?;
-            return Err(SinkError::Gone { path: self.directory.clone() });
-        }
         let found = self.work(move |directory| {
+            // What is written below the mount point of a disk that is not mounted would be hidden by it, and look lost.
+            if checkpoint.last().is_some() && matches!(directory.try_exists(), Ok(false)) {
+                return Err(SinkError::Gone { path: directory.to_owned() });
+            }
+            disk::create_directory(directory)?;
             let wanted = |first, last: RecordId| match from {
                 Some(from) => last.sequence >= from || !checkpoint.holds(first, last),
                 None => !checkpoint.holds(first, last),
@@ -189,6 +182,7 @@ impl Sink for ParquetSink {
             recover::recover(directory, wanted, MAX_CLAIMS)
         });
         let found = found.await?;
+        self.begun = true;
         let (claims, damaged) = (found.claims.kept.len(), found.damaged.len());
         tracing::info!(
             files = found.files,
@@ -206,6 +200,7 @@ impl Sink for ParquetSink {
         _source: &Source,
         sequences: RangeInclusive<u64>,
     ) -> Result<Vec<RecordId>, SinkError> {
+        self.begin().await?;
         self.work(move |directory| recover::records_in(directory, &sequences)).await
     }
 }
@@ -219,9 +214,19 @@ mod tests {
 
     use super::*;
 
+    fn source() -> Source {
+        Source::new("S").with_filters(["s.>"])
+    }
+
+    /// One that a guard is to ask what it holds.
+    async fn opened(out: &Path, max_bytes: usize) -> Result<ParquetSink> {
+        Ok(ParquetSink::open(out, source(), max_bytes, Arc::default()).await?)
+    }
+
     async fn sink(out: &Path, max_bytes: usize) -> Result<ParquetSink> {
-        let source = Source::new("S").with_filters(["s.>"]);
-        Ok(ParquetSink::open(out, source, max_bytes, Arc::default()).await?)
+        let mut sink = opened(out, max_bytes).await?;
+        sink.recover(&source()).await?;
+        Ok(sink)
     }
 
     async fn flush(sink: &mut ParquetSink, records: impl IntoIterator<Item = u64>) -> Result<()> {
@@ -308,33 +313,46 @@ mod tests {
         let source = Source::new("S").with_filters(["s.>"]);
         let (stream, store) = (MemoryStream::new(), MemoryStore::new());
         let directory = out.path().join(names::directory(&source));
-        let archive = Archive::new(out.path().to_owned());
         let mut guard = None;
-        // Begun, gone, asked again, back; gone and given up.
-        for (there, wanted) in [(true, None), (false, None), (false, None), (true, None), (false, Some(1))] {
+        let open = async |rewrite: Option<u64>| -> Result<_> {
+            let sink = opened(out.path(), usize::MAX).await?.rewrite_missing_from(rewrite);
+            Ok(Guard::open(source.clone(), sink, store.clone(), stream.clone()).await)
+        };
+        // New; gone, whoever asks and however often; back.
+        for (gone, rewrite) in [(false, None), (true, None), (true, None), (true, Some(1)), (false, None)] {
             drop(guard.take());
-            if there {
-                fs::create_dir_all(&directory)?;
-            } else if directory.exists() {
-                fs::remove_dir_all(&directory)?;
+            if gone {
+                fs::remove_dir_all(&directory).or_else(|error| match error.kind() {
+                    std::io::ErrorKind::NotFound => Ok(()),
+                    _ => Err(error),
+                })?;
+                let error = open(rewrite).await?.err().context("it was begun anew")?;
+                assert!(format!("{:#}", anyhow::Error::new(error)).contains("mount its disk"));
+                assert!(!directory.exists(), "or the next one would not know");
+                continue;
             }
-            let (made, progress) = (Arc::clone(&archive.made), Arc::default());
-            let sink = ParquetSink::remembering(made, out.path(), source.clone(), 1 << 20, progress).await?;
-            let sink = sink.rewrite_missing_from(wanted);
-            match Guard::open(source.clone(), sink, store.clone(), stream.clone()).await {
-                Err(error) => {
-                    assert!(!there && wanted.is_none(), "{error}");
-                    assert!(format!("{:#}", anyhow::Error::new(error)).contains("mount its disk"));
-                    assert!(!directory.exists(), "or the next one would not know");
-                }
-                Ok(opened) => {
-                    assert!(there || wanted.is_some());
-                    let opened = guard.insert(opened);
-                    let _ = opened.begin_session().await?;
-                    opened.offer(stream.publish("s.a", "x"), None).await?;
-                    assert_eq!(opened.flush(Reason::Everything).await?.acks().len(), 1);
-                }
+            if stream.publish("s.a", "x").sequence > 1 {
+                fs::create_dir(&directory)?;
             }
+            let opened = guard.insert(open(rewrite).await??);
+            let _ = opened.begin_session().await?;
+            opened.offer(stream.publish("s.a", "x"), None).await?;
+            assert_eq!(opened.flush(Reason::Everything).await?.acks().len(), 1);
+        }
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn a_directory_that_goes_while_a_sink_is_at_work_is_not_made_again() -> Result<()> {
+        for partition in [Partition::None, Partition::Hour] {
+            let out = tempfile::tempdir()?;
+            let roll = FlushSettings { records: 1, after: Duration::from_secs(3_600), bytes: usize::MAX };
+            let mut sink = sink(out.path(), usize::MAX).await?.partitioned_by(partition, roll);
+            flush(&mut sink, [1]).await?;
+            fs::remove_dir_all(&sink.directory)?;
+            sink.write(Record::new(2, 1_000, "s.a", "x")).await?;
+            assert!(sink.flush(Flush::without_guard(Reason::Due)).await.is_err());
+            assert!(!sink.directory.exists(), "it would be hidden below a disk");
         }
         Ok(())
     }
