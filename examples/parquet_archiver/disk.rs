@@ -99,7 +99,6 @@ pub(crate) fn create_within(directory: &Path, name: &str) -> Result<PathBuf, Sin
         Err(failed) if failed.kind() != io::ErrorKind::AlreadyExists || !path.is_dir() => return Err(error(failed)),
         _ => {}
     }
-    crash::point("directory-made");
     sync_directory(&path).map_err(error)?;
     sync_directory(directory).map_err(error)?;
     Ok(path)

@@ -61,6 +61,9 @@ impl Core {
                 self.blocked.insert((low, above.first));
                 continue;
             }
+            if low < above.first {
+                self.tell_of_gap(above.first).await?;
+            }
             if below.is_some() {
                 self.ledger.coverage.close_gap(index - 1);
             } else {

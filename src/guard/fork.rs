@@ -110,11 +110,17 @@ impl Core {
         let (coverage, witnesses) = (self.ledger.coverage.clone(), self.ledger.witnesses.clone());
         let mut sources = Sources { observer: &*self.observer, sink, source: &self.source };
         let end = evidence.above.then_some(view.last);
+        let foreign = evidence.foreign.clone();
         let cut = match sources.descend(coverage, witnesses, evidence.foreign, end).await {
             Ok(cut) => cut,
             Err(unsettled) => return self.unknown(unsettled.of_stream()?),
         };
         if !cut.changed && lost.is_empty() {
+            // What is archived stands. A witness that belongs to no span, and that another message has replaced, says nothing
+            // of it, and would be asked about for ever.
+            let coverage = &self.ledger.coverage;
+            let kept = |at: u64| coverage.find(at).is_some() || !foreign.contains(&at);
+            self.ledger.witnesses.retain(|witness| kept(witness.sequence()));
             let reason = "the stream answered differently a moment later".to_owned();
             return self.unknown(ObserveError::Unavailable { reason });
         }

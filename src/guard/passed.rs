@@ -85,6 +85,18 @@ impl Core {
         Ok(())
     }
 
+    /// A gap that ends below `first` is empty and about to be closed. If it is the stream's first message that has passed it,
+    /// that is told now: later nothing shows it.
+    pub(super) async fn tell_of_gap(&mut self, first: u64) -> Result<(), ObserveError> {
+        if self.view.acked_are_removed || self.is_filtered() || first <= self.looked_below {
+            return Ok(());
+        }
+        self.counters.reads += 1;
+        self.view = self.observer.stream().await?;
+        self.report_passed_by(first);
+        Ok(())
+    }
+
     fn is_filtered(&self) -> bool {
         !self.source.filters().is_empty()
     }

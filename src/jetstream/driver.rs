@@ -423,17 +423,21 @@ impl<O: Observer + Clone + 'static> Opener<'_, O> {
         let guard = opening.open(sink, self.observer.clone(), first.origin).await?;
         let config = found.as_ref().map_or_else(|| self.config.clone(), |position| position.config.clone());
         crash::point("consumer-unmarked");
-        match (&found, first.move_to) {
-            (Some(_), Some(to)) => _ = consumer.move_to(to, &config, &id).await?,
-            (Some(_), None) => _ = consumer.mark(&id).await?,
+        let done = match (&found, first.move_to) {
+            (Some(_), Some(to)) => consumer.move_to(to, &config, &id).await.map(drop),
+            (Some(_), None) => consumer.mark(&id).await.map(drop),
             // The first one of this source; later ones are made, with an event, when a session begins.
             (None, _) if fresh => match consumer.create(&config, guard.floor().saturating_add(1), &id).await {
                 // The stream's own limits for consumers fill in what is not said.
-                Ok(made) => self.check(&consumer, &made.position.config)?,
-                Err(ConsumerError::Damaged { .. }) => {}
-                Err(error) => return Err(error.into()),
+                Ok(made) => self.check(&consumer, &made.position.config),
+                Err(error) => Err(error),
             },
-            (None, _) => {}
+            (None, _) => Ok(()),
+        };
+        match done {
+            // Another name serves, as soon as a session begins.
+            Ok(()) | Err(ConsumerError::Damaged { .. }) => {}
+            Err(error) => return Err(error.into()),
         }
         crash::point("consumer-marked");
         // They may keep messages of an interest stream until the one in use is known to deliver them.

@@ -246,7 +246,8 @@ impl Archiver {
         let mut told = String::new();
         for note in alive.plan.notes() {
             match note {
-                Note::SessionEnded(why) => told.push_str(&why),
+                Note::SessionEnded(why) => told.push_str(&format!("session ended: {why}")),
+                Note::Retry { what, why, .. } => told.push_str(&format!("{what} again: {why}")),
                 Note::Shared { .. } if !self.world.state().server.shared => {
                     return Err(Broken { law: Law::Told, why: "nobody else takes deliveries".to_owned() }.into());
                 }
@@ -257,7 +258,7 @@ impl Archiver {
             }
         }
         if !told.is_empty() {
-            self.note(|| format!("session ended: {told}"));
+            self.note(|| told);
         }
         if !matches!(action, Action::Pull(_) | Action::KeepAlive) {
             self.note(|| brief(&action));
@@ -321,6 +322,7 @@ impl Archiver {
                 };
                 if self.passes("switch", Some(switched))?.is_some() {
                     self.moves += 1;
+                    self.books.switched();
                     self.with(|alive| {
                         alive.guard.moved();
                         alive.plan.moved();

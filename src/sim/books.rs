@@ -38,6 +38,10 @@ pub(crate) struct Books {
     whole: bool,
     forgotten: u64,
     ever_forgot: bool,
+    /// Where archiving began.
+    adopted: Option<u64>,
+    /// How many messages the stream had dropped when it did, as far as its checkpoint or its absence tells: nobody's loss.
+    began: usize,
     /// How many dropped sequences earlier processes told of.
     told: u64,
     /// What was dropped from a gap below the newest record that a process then left archived: nobody tells.
@@ -67,6 +71,8 @@ impl Books {
             whole: false,
             forgotten: 0,
             ever_forgot: false,
+            adopted: None,
+            began: 0,
             told: 0,
             untold: BTreeSet::new(),
             flush: 0,
@@ -137,7 +143,7 @@ impl Books {
         if told > 0 && !server.removals {
             return broken(Law::Dropped, format!("{told} sequences were dropped, they say"));
         }
-        let missed = server.dropped.iter().filter(|(at, message)| {
+        let missed = server.dropped.iter().skip(self.began).filter(|(at, message)| {
             let id = message.id(*at);
             *at >= origin
                 && !self.untold.contains(&id)
@@ -284,9 +290,14 @@ impl Books {
         }
         self.verified = self.flush;
         self.untold(guard.coverage());
+        if matches!(guard.report().trust, Trust::New | Trust::Damaged) {
+            self.began = self.world.state().server.dropped.len();
+        }
         let origin = guard.report().origin;
-        if guard.report().trust == Trust::New && origin > 1 {
-            // Archiving begins where the consumer stands, which is somebody's word.
+        let adopted = guard.coverage().is_empty() && self.adopted != Some(origin);
+        if adopted && origin > 1 {
+            // Archiving begins where the consumer stood, which is somebody's word, also for an opening that died.
+            self.adopted = Some(origin);
             let all = self.world.all(self.prefix());
             self.theirs.extend(all.iter().map(Record::id).filter(|id| id.sequence < origin));
         }
@@ -325,7 +336,9 @@ impl Books {
         // Where the stream's first message is gone, the floor follows it, and that may come back.
         let whole = self.first_sequence() <= guard.report().origin.max(1);
         let brings_back = self.world.state().work_queue;
-        if guard.floor() < self.floor && whole && self.whole && self.cuts == 0 && !brings_back {
+        // As long as nothing is archived it says where archiving begins, which may turn out to be lower.
+        let counts = !guard.coverage().is_empty();
+        if guard.floor() < self.floor && counts && whole && self.whole && self.cuts == 0 && !brings_back {
             return broken(Law::Floor, format!("the floor fell from {} to {}", self.floor, guard.floor()));
         }
         // Of a fork that nobody could know of the floor knows nothing either.
@@ -393,6 +406,12 @@ impl Books {
         // What was forgotten at the limit is written again, and may be forgotten again. After a cut a span knows its records
         // only by narrowed times; where the clock stepped back as well, any of them may come again, more than once.
         if self.ever_forgot || (self.cuts > 0 && self.world.state().server.stepped_back) {
+            return Ok(());
+        }
+        // What a sink claims and the stream has let go is not taken from its claim again; if a power cut brings the message
+        // back, it is written again.
+        let exact = matches!(self.sink.inside().recover, Recover::Exactly(_));
+        if exact && self.world.state().server.brought_back {
             return Ok(());
         }
         for (id, count) in self.sink.repeated() {
@@ -469,6 +488,11 @@ impl Books {
     /// A delivery is about to be taken.
     pub(crate) fn pulls(&self) -> Result<(), Broken> {
         if self.owes_move { broken(Law::MoveFirst, "pulled after a fork, before the move") } else { Ok(()) }
+    }
+
+    /// Another consumer took over: one that was just made, or one of ours that stands where it would be made, or below.
+    pub(crate) const fn switched(&mut self) {
+        self.owes_move = false;
     }
 
     /// Consumers that were made, or reset, since.

@@ -124,6 +124,23 @@ pub(crate) fn c8_a_gap_that_an_earlier_run_left_is_told_when_the_stream_drops_it
 }
 
 #[test]
+fn c8_a_gap_that_closes_since_the_stream_has_passed_it_is_told_before() {
+    let (world, mut driver) = archived(20, 10);
+    world.publish(20);
+    leave_a_gap(&world, &mut driver);
+    driver.open_guard().unwrap();
+    driver.session().unwrap();
+    driver.consumer.progress.again.clear();
+    world.expire_below(30);
+    driver.pull(5).unwrap();
+    driver.flush(Reason::Everything).unwrap();
+    let guard = driver.guard();
+    assert_eq!((guard.counters().gaps_closed, guard.floor(), told(&driver)), (1, 40, 5), "21 to 25");
+    driver.session().unwrap();
+    assert_eq!(told(&driver), 5);
+}
+
+#[test]
 fn c8_what_goes_from_a_gap_while_nobody_runs_is_not_told() {
     let (world, mut driver) = archived(20, 10);
     world.publish(20);
