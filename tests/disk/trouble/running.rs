@@ -103,26 +103,24 @@ async fn a_directory_that_may_not_be_written_for_a_while() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_directory_that_vanishes_is_made_anew() -> Result<()> {
+async fn a_directory_that_vanishes_is_waited_for_and_that_of_the_checkpoint_made_anew() -> Result<()> {
     on_each(async |place| {
         let bench = &place.bench;
         let mut archiver = bench.start()?;
-        for (directory, advice) in [(&bench.out, "check that"), (&bench.state, "let it be made anew")] {
+        for (directory, named, advice) in
+            [(&bench.out, bench.files(), "mount its disk"), (&bench.state, bench.state.clone(), "let it be made anew")]
+        {
             bench.publish(120).await?;
             bench.catch_up(&mut archiver).await?;
             let aside = place.path("aside");
             fs::rename(directory, &aside)?;
             bench.publish(80).await?;
-            println!("{}", archiver.says(&[&text(directory), advice]).await?);
-            bench.catch_up(&mut archiver).await?;
-            // The files come back, to the new ones; the checkpoint is gone for good.
+            println!("{}", archiver.says(&[&text(&named), advice]).await?);
+            // The files come back; the checkpoint is gone for good.
             if directory == &bench.out {
-                for file in fs::read_dir(aside.join(bench.files().file_name().unwrap_or_default()))? {
-                    let file = file?;
-                    fs::rename(file.path(), bench.files().join(file.file_name()))?;
-                }
+                fs::rename(&aside, directory)?;
             }
-            fs::remove_dir_all(&aside)?;
+            bench.catch_up(&mut archiver).await?;
             bench.check().await?;
         }
         bench.finish(archiver).await?;

@@ -33,7 +33,7 @@ const IN_THE_WAY: [(Hinder, Named, [&str; 2]); 7] = [
     (
         |bench, _| Ok(symlink("nowhere", &bench.out)?),
         |bench| bench.out.clone(),
-        ["check that it is one", "File exists"],
+        ["check that it is one", "No such file or directory"],
     ),
     (|bench, _| Ok(fs::write(&bench.state, "x")?), |bench| bench.state.clone(), ["in its way", "Not a directory"]),
     (|_, at| Ok(fs::create_dir_all(at)?), Bench::checkpoint, ["in its way", "found a directory"]),
