@@ -70,6 +70,16 @@ impl Core {
         }
     }
 
+    /// A witness that belongs to no span, and that another message has replaced, says nothing of what is archived: only that
+    /// what lies above the newest record that stands is of another life.
+    fn drop_stray(&self, cut: &mut Cut, foreign: &[u64]) {
+        let stray = |at: u64| self.ledger.coverage.find(at).is_none() && foreign.contains(&at);
+        if cut.witnesses.iter().any(|witness| stray(witness.sequence())) {
+            cut.witnesses.retain(|witness| !stray(witness.sequence()));
+            cut.changed = true;
+        }
+    }
+
     /// Something that was archived or delivered is not in the stream. Finds out how far down, cuts, and saves before
     /// anything else happens.
     pub(super) async fn fork<S: Sink>(&mut self, mut evidence: Evidence, sink: &mut S) -> Result<Permits, GuardError> {
@@ -111,16 +121,12 @@ impl Core {
         let mut sources = Sources { observer: &*self.observer, sink, source: &self.source };
         let end = evidence.above.then_some(view.last);
         let foreign = evidence.foreign.clone();
-        let cut = match sources.descend(coverage, witnesses, evidence.foreign, end).await {
+        let mut cut = match sources.descend(coverage, witnesses, evidence.foreign, end).await {
             Ok(cut) => cut,
             Err(unsettled) => return self.unknown(unsettled.of_stream()?),
         };
+        self.drop_stray(&mut cut, &foreign);
         if !cut.changed && lost.is_empty() {
-            // What is archived stands. A witness that belongs to no span, and that another message has replaced, says nothing
-            // of it, and would be asked about for ever.
-            let coverage = &self.ledger.coverage;
-            let kept = |at: u64| coverage.find(at).is_some() || !foreign.contains(&at);
-            self.ledger.witnesses.retain(|witness| kept(witness.sequence()));
             let reason = "the stream answered differently a moment later".to_owned();
             return self.unknown(ObserveError::Unavailable { reason });
         }

@@ -61,6 +61,9 @@ impl Accident {
         let at = |thousandths: u64| 1 + last * thousandths / 1_000;
         match *self {
             Self::Loss { tail, kept, noticed, then } => {
+                if !noticed {
+                    state.server.lose_deliveries = 0;
+                }
                 let through = last.saturating_sub(tail);
                 state.lose_to(through);
                 if tail > 0 {
@@ -124,8 +127,9 @@ impl Accident {
             Self::Reconnect { down } => state.reconnect(down * MS),
             Self::Publish { count } => publish(state, count),
             Self::LoseAcks(count) => state.server.lose_acks = count,
+            // A consumer that falls back unnoticed by as many deliveries as are lost right after seems never to have fallen.
             Self::LoseDeliveries(count) => {
-                state.server.lose_deliveries = count;
+                state.server.lose_deliveries = if state.server.forked_unnoticed > 0 { 0 } else { count };
                 state.server.shared = true;
             }
             Self::Worker { takes, acks } => state.worker(takes, acks),

@@ -362,9 +362,9 @@ fn settle(archiver: &mut Archiver) -> Result<(), Broken> {
     broken(Law::Rest, "forks or moves without end")
 }
 
-/// Long enough for the looks that the driver takes by the clock.
+/// Long enough for the looks that the driver takes by the clock: three, since where all is quiet each asks half of the questions.
 fn wait(archiver: &mut Archiver) -> Result<(), Broken> {
-    let until = archiver.world.state().server.mono + 130_000 * MS;
+    let until = archiver.world.state().server.mono + 200_000 * MS;
     for _ in 0..5_000 {
         drive(archiver)?;
         if archiver.world.state().server.mono > until {
