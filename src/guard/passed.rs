@@ -33,15 +33,11 @@ fn missing(ledger: &Ledger, from: u64, end: u64, filtered: bool) -> Option<Dropp
 }
 
 impl Core {
-    /// Above the newest record that is archived nothing was looked at yet, nor in gaps that the stream has not reached: what
-    /// was delivered and not archived may still be there. Of gaps below its first message earlier runs spoke; whether they
-    /// lived to do so nobody knows.
+    /// Above the newest record that is archived nothing was looked at yet; of gaps below it that the stream has passed,
+    /// earlier runs spoke, if they lived to do so. A report leaves those that it has not reached to be looked at.
     pub(super) fn look_above_newest(&mut self, unknown: u64) {
         let newest = self.ledger.coverage.last().map(|span| span.last.saturating_add(1));
-        // With filters a gap is other people's, or was dropped: nothing tells.
-        let untold = self.is_filtered() || fault::is(Fault::DroppedUntold);
-        let reached = if untold { u64::MAX } else { self.view.first };
-        self.looked_below = newest.map_or(unknown, |newest| newest.min(reached));
+        self.looked_below = newest.unwrap_or(unknown);
     }
 
     /// Reports, once, what the stream dropped below its first message and below `end`. A stream that removes what is acked
@@ -88,7 +84,8 @@ impl Core {
     /// A gap that ends below `first` is empty and about to be closed. If it is the stream's first message that has passed it,
     /// that is told now: later nothing shows it.
     pub(super) async fn tell_of_gap(&mut self, first: u64) -> Result<(), ObserveError> {
-        if self.view.acked_are_removed || self.is_filtered() || first <= self.looked_below {
+        let told = self.view.acked_are_removed || self.is_filtered() || first <= self.looked_below;
+        if told || fault::is(Fault::DroppedUntold) {
             return Ok(());
         }
         self.counters.reads += 1;

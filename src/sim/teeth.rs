@@ -94,8 +94,8 @@ mod directed {
 
     #[test]
     #[should_panic(expected = "assert")]
-    fn a_gap_that_an_earlier_run_left_and_nobody_watches() {
-        let test = super::super::guard::passed::c8_a_gap_that_an_earlier_run_left_is_told_when_the_stream_drops_it;
+    fn a_gap_that_closes_and_is_not_told() {
+        let test = super::super::guard::passed::c8_a_gap_that_closes_since_the_stream_has_passed_it_is_told_before;
         with(Fault::DroppedUntold, test);
     }
 

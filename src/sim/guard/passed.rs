@@ -111,7 +111,7 @@ fn c8_what_goes_from_the_middle_or_was_acked_is_not_told() {
 }
 
 #[test]
-pub(crate) fn c8_a_gap_that_an_earlier_run_left_is_told_when_the_stream_drops_it() {
+fn c8_a_gap_that_an_earlier_run_left_is_told_when_the_stream_drops_it() {
     let (world, mut driver) = archived(20, 10);
     world.publish(20);
     leave_a_gap(&world, &mut driver);
@@ -124,7 +124,7 @@ pub(crate) fn c8_a_gap_that_an_earlier_run_left_is_told_when_the_stream_drops_it
 }
 
 #[test]
-fn c8_a_gap_that_closes_since_the_stream_has_passed_it_is_told_before() {
+pub(crate) fn c8_a_gap_that_closes_since_the_stream_has_passed_it_is_told_before() {
     let (world, mut driver) = archived(20, 10);
     world.publish(20);
     leave_a_gap(&world, &mut driver);
