@@ -32,7 +32,7 @@ impl Core {
     pub(super) async fn close_gaps(&mut self) -> Result<(), ObserveError> {
         let session = self.ledger.session();
         let start = self.start();
-        let mut questions = 0;
+        let (mut questions, mut looked) = (0, false);
         let mut index = self.ledger.coverage.len();
         while index > 0 && questions < GAPS {
             index -= 1;
@@ -62,7 +62,7 @@ impl Core {
                 continue;
             }
             if low < above.first {
-                self.tell_of_gap(above.first).await?;
+                self.tell_of_gap(above.first, &mut looked).await?;
             }
             if below.is_some() {
                 self.ledger.coverage.close_gap(index - 1);

@@ -82,14 +82,16 @@ impl Core {
     }
 
     /// A gap that ends below `first` is empty and about to be closed. If it is the stream's first message that has passed it,
-    /// that is told now: later nothing shows it.
-    pub(super) async fn tell_of_gap(&mut self, first: u64) -> Result<(), ObserveError> {
+    /// that is told now: later nothing shows it. `looked`: the stream was asked just now, for another gap.
+    pub(super) async fn tell_of_gap(&mut self, first: u64, looked: &mut bool) -> Result<(), ObserveError> {
         let told = self.view.acked_are_removed || self.is_filtered() || first <= self.looked_below;
         if told || fault::is(Fault::DroppedUntold) {
             return Ok(());
         }
-        self.counters.reads += 1;
-        self.view = self.observer.stream().await?;
+        if !std::mem::replace(looked, true) {
+            self.counters.reads += 1;
+            self.view = self.observer.stream().await?;
+        }
         self.report_passed_by(first);
         Ok(())
     }

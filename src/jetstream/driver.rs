@@ -88,7 +88,7 @@ pub struct Status {
     pub counters: Counters,
     /// The highest sequence through which everything is archived.
     pub floor: u64,
-    /// How many messages the consumer had not delivered, as the last delivery said.
+    /// How many messages the consumer had not delivered, as the last delivery, or the last look at the consumer, said.
     pub remaining: u64,
     /// How many sessions were begun.
     pub sessions: u64,
@@ -371,7 +371,7 @@ impl<S> Driver<S> {
         self.guard.report()
     }
 
-    /// Follows what the driver is doing; changes at every flush.
+    /// Follows what the driver is doing; changes at every flush, and whenever the consumer was looked at.
     pub fn status(&self) -> watch::Receiver<Status> {
         self.status.subscribe()
     }

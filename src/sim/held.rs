@@ -201,22 +201,29 @@ impl State {
             return;
         }
         // A termination on ack-all acks everything below, too.
-        let low = if held.config.ack_policy == AckPolicy::All { 0 } else { sequence };
-        let gone: Vec<u64> = held.progress.pending.range(low..=sequence).map(|(at, _)| *at).collect();
-        let mut reached = Vec::new();
-        for at in gone {
-            held.progress.pending.remove(&at);
-            held.progress.floor_unsaid = false;
-            if let Some(message) = self.ours(at).cloned() {
-                reached.push((message.id(at), message.clone()));
-                if self.work_queue {
-                    self.messages.remove(&at);
-                    self.server.removed.push((at, message));
-                }
-            }
+        let gone = self.settle(&mut held, sequence);
+        let reached = gone.iter().map(|(at, message)| (message.id(*at), message.clone())).collect();
+        if self.work_queue {
+            self.server.removed.extend(gone);
         }
         self.server.acked.push(Acked { meant: delivery.id, reached });
         self.server.held = Some(held);
+    }
+
+    /// An ack of this sequence: what stands at the sequences that are not pending any more. A work queue lets it go.
+    fn settle(&mut self, held: &mut Held, sequence: u64) -> Vec<(u64, Message)> {
+        let low = if held.config.ack_policy == AckPolicy::All { 0 } else { sequence };
+        let gone: Vec<u64> = held.progress.pending.range(low..=sequence).map(|(at, _)| *at).collect();
+        let mut stood = Vec::new();
+        for at in gone {
+            held.progress.pending.remove(&at);
+            held.progress.floor_unsaid = false;
+            stood.extend(self.ours(at).cloned().map(|message| (at, message)));
+            if self.work_queue && self.ours(at).is_some() {
+                self.messages.remove(&at);
+            }
+        }
+        stood
     }
 
     /// The server starts again, with what its disk kept of the consumer.
@@ -286,17 +293,10 @@ impl State {
             let Some(wire) = self.deliver() else { break };
             self.server.shared = true;
             let Some(delivery) = Delivery::parse(&wire.reply).filter(|_| acks) else { continue };
-            let Some(held) = &mut self.server.held else { break };
-            let sequence = delivery.id.sequence;
-            let low = if held.config.ack_policy == AckPolicy::All { 0 } else { sequence };
-            let gone: Vec<u64> = held.progress.pending.range(low..=sequence).map(|(at, _)| *at).collect();
-            for at in gone {
-                held.progress.pending.remove(&at);
-                held.progress.floor_unsaid = false;
-                if self.work_queue {
-                    self.messages.remove(&at);
-                }
-            }
+            let Some(mut held) = self.server.held.take() else { break };
+            // What others acked does not come back in this model.
+            self.settle(&mut held, delivery.id.sequence);
+            self.server.held = Some(held);
         }
     }
 }

@@ -18,8 +18,10 @@ const SEEDS: &[u64] = &[
 ];
 
 /// Seeds that failed once since.
-const LATER: &[u64] =
-    &[28_609, 30_424, 40_407, 49_002, 123_487, 147_510, 153_434, 170_367, 255_748, 264_723, 283_784, 348_821, 443_316];
+const LATER: &[u64] = &[
+    28_609, 30_424, 40_407, 49_002, 123_487, 147_510, 153_434, 170_367, 255_748, 264_723, 283_784, 348_821, 443_316,
+    625_996, 801_015, 915_835,
+];
 
 /// How many lines of a history are printed from its begin and from its end.
 const HEAD: usize = 70;
