@@ -173,27 +173,52 @@ on_all_versions! {
     }
 
     async fn f3_deliveries_in_the_buffer_when_the_tail_is_lost(server: Server) {
-        let mut rig = Rig::new(server).await;
-        let (store, running) = At900::reach(&mut rig).await;
-        rig.archive.writing.close();
-        rig.publish(100).await;
-        rig.archive.writing.reached().await;
-        until("all is delivered", async || rig.info().await.delivered.stream_sequence == 1_000).await;
-        rig.consumer_written().await;
-        let state = rig.server.consumer_state(&rig.stream, CONSUMER).unwrap();
-        store.put_back(&mut rig, Some(state)).await;
-        let old: HashSet<_> = rig.archive.durable().iter().map(replay_guard::Record::id).collect();
-        rig.publish(100).await;
-        rig.archive.writing.open();
-        // The record that was being written is in the archive and in no checkpoint; the 99 behind it never come again.
-        rig.durable(1_001).await;
-        rig.acked().await;
-        rig.assert_stream_once().await;
-        let ended = running.stop().await.unwrap();
-        assert_eq!(ended.floor, 1_000);
-        assert!(rig.archive.count() <= 1_001, "buffered deliveries of the lost connection were written");
-        assert!(rig.archive.durable().iter().filter(|record| old.contains(&record.id())).count() == 900);
+        let rig = Rig::new(server).await;
+        in_the_buffer(rig, false).await.assert_stream_once().await;
     }
+
+    async fn f3_deliveries_that_were_kept_alive_in_the_buffer_when_the_tail_is_lost(server: Server) {
+        let rig = Rig::new(server).await;
+        in_the_buffer(rig, true).await.assert_stream_once().await;
+    }
+
+    async fn f3_deliveries_of_a_work_queue_kept_alive_in_the_buffer_when_the_tail_is_lost(server: Server) {
+        let rig = Rig::retaining(server, RetentionPolicy::WorkQueue).await;
+        let rig = in_the_buffer(rig, true).await;
+        assert_eq!(rig.stream_state().await.messages, 0, "all was acked");
+    }
+}
+
+/// 99 deliveries of the old life wait in the client, behind one that the sink is taking, when the tail is lost.
+/// `kept_alive`: in-progress acks of them were sent before.
+async fn in_the_buffer(mut rig: Rig, kept_alive: bool) -> Rig {
+    let (store, running) = At900::reach(&mut rig).await;
+    rig.archive.writing.close();
+    let mut tap = AckTap::new(&rig).await;
+    rig.publish(100).await;
+    rig.archive.writing.reached().await;
+    until("all is delivered", async || rig.info().await.delivered.stream_sequence == 1_000).await;
+    let mut kept = HashSet::new();
+    until("all that waits is kept alive", async || {
+        kept.extend(tap.take().await.into_iter().filter(|(_, word)| word == "+WPI").map(|(id, _)| id.sequence));
+        !kept_alive || (902..=1_000).all(|sequence| kept.contains(&sequence))
+    })
+    .await;
+    rig.consumer_written().await;
+    let state = rig.server.consumer_state(&rig.stream, CONSUMER).unwrap();
+    store.put_back(&mut rig, Some(state)).await;
+    let old: HashSet<_> = rig.archive.durable().iter().map(replay_guard::Record::id).collect();
+    rig.publish(100).await;
+    rig.archive.writing.open();
+    // The record that was being written is in the archive and in no checkpoint; the 99 behind it never come again.
+    rig.durable(1_001).await;
+    rig.acked().await;
+    assert!(rig.archive.copies().values().all(|copies| *copies == 1));
+    let ended = running.stop().await.unwrap();
+    assert_eq!(ended.floor, 1_000);
+    assert!(rig.archive.count() <= 1_001, "buffered deliveries of the lost connection were written");
+    assert!(rig.archive.durable().iter().filter(|record| old.contains(&record.id())).count() == 900);
+    rig
 }
 
 /// 100 records of the old life are with the sink when the tail is lost; it is flushed when the new life is there.
