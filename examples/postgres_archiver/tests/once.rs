@@ -120,7 +120,8 @@ async fn a_death_between_commit_and_checkpoint_writes_nothing_twice() -> Result<
     })
     .await?;
     rig.publish("s.a", EACH).await?;
-    until("the second flush is committed", async || Ok(rig.rows()? == 2 * EACH as u64)).await?;
+    // How much of it is in that flush is a matter of time: none follows it.
+    until("a second flush is committed", async || Ok(rig.rows()? > EACH as u64)).await?;
     archiver.process.kill()?;
     drop(held);
     rig.publish("s.a", 5).await?;
