@@ -18,6 +18,17 @@ const GAPS: usize = 8;
 /// How many spans, or records with the sink, one look at the consumer's position passes over.
 const STEPS: usize = 32;
 
+/// A gap that is known to be empty, and the place of the span above it.
+#[derive(Clone, Copy, Debug)]
+struct Gap {
+    index: usize,
+    low: u64,
+    /// Where the span above it begins.
+    first: u64,
+    /// Whether a span lies below it, too.
+    between: bool,
+}
+
 fn forked(permits: Result<Permits, GuardError>) -> Result<Placement, GuardError> {
     permits.map(|mut permits| match permits.unknown.take() {
         Some(error) => Placement::Unknown(error),
@@ -30,9 +41,31 @@ impl Core {
     /// anything that contradicts them: numbers at or below the stream's last are given to nobody else in this life, and a
     /// later one is found by the span that the gap became part of.
     pub(super) async fn close_gaps(&mut self) -> Result<(), ObserveError> {
-        let session = self.ledger.session();
+        let mut empty = Vec::new();
+        let asked = self.find_empty_gaps(&mut empty).await;
+        // What the stream has passed is told while the gap is there. Only a look after the last question sees all of it.
+        if let Some(highest) = empty.iter().find(|gap| gap.low < gap.first) {
+            self.tell_of_gaps(highest.first).await?;
+        }
+        for Gap { index, low, first, between } in empty {
+            if between {
+                self.ledger.coverage.close_gap(index - 1);
+            } else {
+                self.ledger.coverage.extend_down(index, low);
+            }
+            if low < first {
+                self.ledger.emptied(low, first - 1);
+                self.counters.gaps_closed += 1;
+                events::gap_closed(&self.source, low, first - 1);
+            }
+        }
+        asked
+    }
+
+    /// The gaps that may be closed, the highest first: closing one leaves the places of those that follow.
+    async fn find_empty_gaps(&mut self, empty: &mut Vec<Gap>) -> Result<(), ObserveError> {
         let start = self.start();
-        let (mut questions, mut looked) = (0, false);
+        let (mut questions, mut holds) = (0, false);
         let mut index = self.ledger.coverage.len();
         while index > 0 && questions < GAPS {
             index -= 1;
@@ -40,39 +73,20 @@ impl Core {
             // What ends below the start is not counted; the lowest gap reaches down to the start.
             let below = index.checked_sub(1).and_then(|below| self.ledger.coverage.get(below)).copied();
             let below = below.filter(|span| span.last >= start);
-            let low = below.map_or(start, |span| span.last.saturating_add(1));
-            if (below.is_none() && above.first <= low) || self.blocked.contains(&(low, above.first)) {
+            let (low, first) = (below.map_or(start, |span| span.last.saturating_add(1)), above.first);
+            // As the lower side of the gap before this one, it was asked about already.
+            let above_holds = std::mem::take(&mut holds);
+            if (below.is_none() && first <= low) || self.blocked.contains(&(low, first)) {
                 continue;
             }
             questions += 1;
-            if !self.seen(above, session).await? && !self.uncontradicted(above).await? {
-                self.blocked.insert((low, above.first));
-                continue;
-            }
-            if let Some(below) = below
-                && !self.seen(below, session).await?
-                && !self.uncontradicted(below).await?
-            {
-                self.blocked.insert((low, above.first));
-                continue;
-            }
-            let unasked = low == above.first || fault::is(Fault::GapClosedUnasked);
-            if !unasked && !self.is_empty(low, above.first).await? {
-                self.blocked.insert((low, above.first));
-                continue;
-            }
-            if low < above.first {
-                self.tell_of_gap(above.first, &mut looked).await?;
-            }
-            if below.is_some() {
-                self.ledger.coverage.close_gap(index - 1);
+            let unasked = low == first || fault::is(Fault::GapClosedUnasked);
+            let sides = [Some(above).filter(|_| !above_holds), below];
+            holds = self.hold(sides.into_iter().flatten()).await? && (unasked || self.is_empty(low, first).await?);
+            if holds {
+                empty.push(Gap { index, low, first, between: below.is_some() });
             } else {
-                self.ledger.coverage.extend_down(index, low);
-            }
-            if low < above.first {
-                self.ledger.emptied(low, above.first - 1);
-                self.counters.gaps_closed += 1;
-                events::gap_closed(&self.source, low, above.first - 1);
+                self.blocked.insert((low, first));
             }
         }
         Ok(())
@@ -92,8 +106,19 @@ impl Core {
         Ok(self.observer.next(low).await?.is_none_or(|next| next.sequence() >= first))
     }
 
+    /// Whether the stream holds the last record of each of these spans unchanged, or nothing contradicts it.
+    async fn hold(&mut self, spans: impl Iterator<Item = Span>) -> Result<bool, ObserveError> {
+        for span in spans {
+            if !self.seen(span).await? && !self.uncontradicted(span).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Whether the stream holds the last record of this span unchanged, seen in this session.
-    async fn seen(&mut self, span: Span, session: u32) -> Result<bool, ObserveError> {
+    async fn seen(&mut self, span: Span) -> Result<bool, ObserveError> {
+        let session = self.ledger.session();
         if self.ledger.coverage.was_seen(span.last, session) {
             return Ok(true);
         }

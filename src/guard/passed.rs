@@ -81,17 +81,15 @@ impl Core {
         Ok(())
     }
 
-    /// A gap that ends below `first` is empty and about to be closed. If it is the stream's first message that has passed it,
-    /// that is told now: later nothing shows it. `looked`: the stream was asked just now, for another gap.
-    pub(super) async fn tell_of_gap(&mut self, first: u64, looked: &mut bool) -> Result<(), ObserveError> {
+    /// Gaps that end below `first` are empty and about to be closed. If it is the stream's first message that has passed them,
+    /// that is told now: later nothing shows it.
+    pub(super) async fn tell_of_gaps(&mut self, first: u64) -> Result<(), ObserveError> {
         let told = self.view.acked_are_removed || self.is_filtered() || first <= self.looked_below;
         if told || fault::is(Fault::DroppedUntold) {
             return Ok(());
         }
-        if !std::mem::replace(looked, true) {
-            self.counters.reads += 1;
-            self.view = self.observer.stream().await?;
-        }
+        self.counters.reads += 1;
+        self.view = self.observer.stream().await?;
         self.report_passed_by(first);
         Ok(())
     }

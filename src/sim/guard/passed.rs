@@ -3,6 +3,7 @@
 use super::{archive, archived, writes};
 use crate::{OnDamage, Opening, Origin, Reason};
 
+use crate::sim::accident::Accident;
 use crate::sim::{Driver, World, now};
 
 /// What was told, in all runs: a driver counts anew with each opening.
@@ -141,6 +142,26 @@ pub(crate) fn c8_a_gap_that_closes_since_the_stream_has_passed_it_is_told_before
 }
 
 #[test]
+fn c8_a_limit_that_passes_a_gap_between_two_questions_is_told_all_the_same() {
+    for requests in 1..=30 {
+        let (world, mut driver) = archived(20, 10);
+        world.publish(20);
+        lose_five(&mut driver);
+        driver.pull(5).unwrap();
+        driver.flush(Reason::Everything).unwrap();
+        lose_five(&mut driver);
+        driver.pull(5).unwrap();
+        // The upper gap, 31 to 35, is empty; the lower one, 21 to 25, will be.
+        (31..=35).for_each(|sequence| world.delete(sequence));
+        world.state().server.later.push((requests, Accident::Expire(625)));
+        driver.flush(Reason::Everything).unwrap();
+        world.expire_below(26);
+        driver.session().unwrap();
+        assert_eq!((told(&driver), driver.guard().floor()), (5, 40), "after {requests} requests");
+    }
+}
+
+#[test]
 fn c8_what_goes_from_a_gap_while_nobody_runs_is_not_told() {
     let (world, mut driver) = archived(20, 10);
     world.publish(20);
@@ -157,16 +178,20 @@ fn c8_what_goes_from_a_gap_while_nobody_runs_is_not_told() {
 
 /// 21 to 25 are not archived, 26 to 35 are, and nobody runs.
 fn leave_a_gap(world: &World, driver: &mut Driver) {
-    // 21 to 25 are on their way when the process dies; what comes after them is archived by the next.
+    lose_five(driver);
+    driver.pull(10).unwrap();
+    driver.flush(Reason::Everything).unwrap();
+    assert_eq!((told(driver), driver.guard().floor(), world.last()), (0, 20, 40));
+    driver.crash();
+}
+
+/// Five are on their way when the process dies; what comes after them is archived by the next.
+fn lose_five(driver: &mut Driver) {
     driver.fetch(5);
     driver.crash();
     driver.open_guard().unwrap();
     driver.session().unwrap();
     driver.consumer.progress.again.clear();
-    driver.pull(10).unwrap();
-    driver.flush(Reason::Everything).unwrap();
-    assert_eq!((told(driver), driver.guard().floor(), world.last()), (0, 20, 40));
-    driver.crash();
 }
 
 #[test]
