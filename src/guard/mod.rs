@@ -230,7 +230,8 @@ impl<S: Sink> Guard<S> {
 
     async fn flush_with(sink: &mut S, core: &mut Core, reason: Reason) -> Result<Permits, GuardError> {
         core.counters.flushes += 1;
-        if core.ledger.in_sink() {
+        // A full sink is emptied also where a fork orphaned all that it holds.
+        if core.ledger.in_sink() || core.full {
             let claims = core.claims();
             let durable = sink.flush(Flush::new(reason, &claims)).await;
             let durable = durable.map_err(|error| GuardError::Sink { action: "flush", source: Box::new(error) })?;

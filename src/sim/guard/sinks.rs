@@ -170,6 +170,27 @@ fn an_exact_sink_may_have_dropped_what_is_old() {
 }
 
 #[test]
+fn a_full_sink_is_emptied_where_a_fork_orphaned_all_that_it_holds() {
+    let (world, mut driver) = archived(20, 10);
+    world.publish(5);
+    driver.disk.inside().full_at = Some(5);
+    let mut guard = driver.guard.take().unwrap();
+    let record = |sequence: u64| world.get(sequence).unwrap().record(sequence);
+    let offers: Vec<Offer> = (21..=25).map(|sequence| now(guard.offer(record(sequence), None)).unwrap()).collect();
+    assert_eq!(offers.last(), Some(&Offer::Full));
+    world.lose_to(20);
+    world.publish(5);
+    let permits = now(guard.begin_session()).unwrap();
+    assert_eq!((permits.fork().map(|fork| fork.orphaned.len()), permits.move_to()), (Some(5), Some(21)));
+    guard.moved();
+    let permits = now(guard.begin_session()).unwrap();
+    assert!(permits.flush_due());
+    assert!(matches!(now(guard.offer(record(21), None)), Err(crate::GuardError::FlushDue)));
+    _ = now(guard.flush(Reason::Due)).unwrap();
+    assert_eq!(now(guard.offer(record(21), None)).unwrap(), Offer::Written, "it has room");
+}
+
+#[test]
 fn what_a_sink_keeps_open_is_permitted_when_it_is_durable() {
     let world = World::new();
     world.publish(10);
