@@ -194,7 +194,10 @@ impl Core {
             // What stays must end at a record that stands; the stream is asked for the newest one below.
             let below = if span.first < from {
                 let alive = newest_alive(&*self.observer, span.first, from - 1).await?;
-                alive.or_else(|| self.ledger.witnesses.newest_in(span.first, from))
+                // The stream may have lost its tail since it was verified: what is not ours becomes no witness.
+                alive
+                    .filter(|alive| span.knows(alive.id.published))
+                    .or_else(|| self.ledger.witnesses.newest_in(span.first, from))
             } else {
                 None
             };
@@ -211,9 +214,17 @@ impl Core {
     }
 
     pub(super) async fn replay_from<S: Sink>(&mut self, sequence: u64, sink: &mut S) -> Result<Permits, GuardError> {
+        let mut fork = None;
         match verify(&*self.observer, &self.ledger, Scope::All, self.view.acked_are_removed).await {
             Err(error) => return self.unknown(error),
-            Ok(Verdict::Fork(evidence)) => return self.fork(evidence, sink).await,
+            Ok(Verdict::Fork(evidence)) => {
+                // The wish is for what the fork leaves of the archive.
+                let forked = self.fork(evidence, sink).await?;
+                if forked.unknown.is_some() {
+                    return Ok(forked);
+                }
+                fork = forked.fork;
+            }
             Ok(Verdict::Stands(stands)) => self.saw(&stands),
         }
         let last = self.ledger.coverage.last().map_or(0, |span| span.last);
@@ -226,6 +237,6 @@ impl Core {
         events::replay_wanted(&self.source, sequence, last);
         events::move_required(&self.source, to);
         self.save().await?;
-        Ok(Permits { move_to: Some(to), floor: self.floor(), ..Permits::default() })
+        Ok(Permits { fork, move_to: Some(to), floor: self.floor(), ..Permits::default() })
     }
 }

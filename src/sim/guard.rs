@@ -11,6 +11,8 @@ mod sinks;
 
 use crate::{Offer, Origin, Reason, Record, Trust};
 
+use crate::sim::accident::Accident;
+use crate::sim::held::Kept;
 use crate::sim::{AfterLoss, Driver, MS, World, now};
 
 /// Archives what the stream holds, in flushes of so many.
@@ -243,6 +245,40 @@ fn what_an_operator_wants_again_is_written_again_once() {
     driver.open().unwrap();
     driver.finish();
     assert_eq!(writes(&driver), 46);
+}
+
+#[test]
+fn a_wish_that_meets_a_fork_is_for_what_the_fork_leaves() {
+    let (world, mut driver) = archived(30, 10);
+    let mut guard = driver.guard.take().unwrap();
+    world.lose_to(25);
+    world.publish(3);
+    let permits = now(guard.replay_from(15)).unwrap();
+    assert_eq!((permits.fork().is_some(), permits.move_to(), guard.floor()), (true, Some(15), 14));
+    driver.guard = Some(guard);
+    driver.crash();
+    driver.open().unwrap();
+    assert_eq!(driver.moves, [15]);
+}
+
+#[test]
+fn a_tail_that_is_lost_while_a_wish_is_carried_out_takes_nothing_along() {
+    for (from, requests) in (15..=40).flat_map(|from| (1..=10).map(move |requests| (from, requests))) {
+        let (world, mut driver) = archived(40, 40);
+        driver.allowed = (1..=40).map(|sequence| (world.get(sequence).unwrap().id(sequence), 1)).collect();
+        let loss = Accident::Loss { tail: 20, kept: Kept::All, noticed: false, then: 10 };
+        world.state().server.later.push((requests, loss));
+        let mut guard = driver.guard.take().unwrap();
+        _ = now(guard.replay_from(from)).unwrap();
+        driver.guard = Some(guard);
+        driver.crash();
+        driver.consumer.forget();
+        driver.open().unwrap();
+        driver.finish();
+        for record in world.all("") {
+            assert!(driver.disk.holds(&record), "{} is lost: from {from}, {requests} requests", record.id());
+        }
+    }
 }
 
 #[test]
