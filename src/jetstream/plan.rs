@@ -146,6 +146,13 @@ impl Plan {
         replies.into_iter().map(|reply| (reply, Answer::Progress)).collect()
     }
 
+    /// The round was sent. Where that took longer than a round, there is still something else to do before the next.
+    pub(crate) fn kept_alive(&mut self, now: Duration) {
+        if let Phase::Running(running) = &mut self.phase {
+            running.next_round = now.saturating_add(running.round);
+        }
+    }
+
     /// When the next round of in-progress acks is due, also while the guard is busy.
     pub(crate) fn next_round(&self) -> Option<Duration> {
         match &self.phase {

@@ -74,6 +74,7 @@ impl Run {
             tracing::debug!(%source, deliveries = answers.len(), "keeping deliveries alive");
             send(&self.client, &self.plan, answers).await;
         }
+        self.plan.kept_alive(self.now());
     }
 
     /// The value; nothing, and a note to the plan, for a failure that it knows what to do about; any other failure.

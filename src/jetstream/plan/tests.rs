@@ -142,6 +142,9 @@ fn what_waits_for_its_ack_is_said_to_be_worked_on_in_every_round() {
         "and what waits in the client"
     );
     assert_eq!(plan.next_round(), Some(SECOND * 41));
+    plan.kept_alive(SECOND * 45);
+    let action = format!("{:?}", plan.next(SECOND * 45, UP));
+    assert_eq!(action, "Pull(55s)", "a round that takes long leaves time for the rest");
     let mut between = super::tests::plan();
     assert_eq!((between.keep_alive(["ack.2".into()], SECOND), between.next_round()), (vec![], None), "of no session");
 }
