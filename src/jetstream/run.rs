@@ -398,18 +398,26 @@ fn connection(client: &Client) -> Connection {
     Connection { up, count: client.statistics().connects.load(Ordering::Relaxed) }
 }
 
+/// So many answers may be on their way to the socket: far less than the client writes at once, and drops with a connection.
+/// More would wait in its queue of commands, which outlives the connection.
+const ANSWERS_UNSENT: usize = 100;
+
 /// Sends answers as long as this is the connection the deliveries came on; says how many were dropped. What is not sent is
 /// delivered again and skipped: an ack that waited for a reconnect would reach whatever message has its sequence then.
 async fn send(client: &Client, plan: &Plan, answers: Vec<(Subject, Answer)>) -> usize {
     let (mut left, half) = (answers.len(), answers.len() / 2);
     crash::point("acks-unsent");
     let deadline = Instant::now() + SEND_DEADLINE;
-    for (reply, answer) in answers {
+    for (index, (reply, answer)) in answers.into_iter().enumerate() {
         if !plan.is_current(connection(client)) {
             break;
         }
-        let publish = client.publish(reply, answer.payload());
-        if !matches!(tokio::time::timeout_at(deadline, publish).await, Ok(Ok(()))) {
+        let passes = async {
+            let published = client.publish(reply, answer.payload()).await.is_ok();
+            let full = index % ANSWERS_UNSENT == ANSWERS_UNSENT - 1;
+            published && (!full || client.flush().await.is_ok())
+        };
+        if !matches!(tokio::time::timeout_at(deadline, passes).await, Ok(true)) {
             break;
         }
         left -= 1;

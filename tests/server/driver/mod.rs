@@ -5,6 +5,7 @@
 mod example;
 
 mod acks;
+mod blocked;
 mod breakage;
 mod chaos;
 mod checkpoint;
