@@ -132,9 +132,6 @@ impl Core {
 
     /// Whether the last record of this span is gone and nothing that stands in the span contradicts it.
     async fn uncontradicted(&mut self, span: Span) -> Result<bool, ObserveError> {
-        if self.view.acked_are_removed {
-            return Ok(false); // there all is gone that was acked
-        }
         let (mut stands, mut evidence) = (Stands::default(), Evidence::default());
         self.counters.reads += 1;
         let gone = Answer::of(self.observer.read(span.last).await?, span.witness) == Answer::Gone;

@@ -14,6 +14,7 @@ mod connection;
 mod dead_letters;
 mod disposable;
 mod events;
+mod floor;
 mod fork;
 mod forward;
 mod gaps;
