@@ -223,7 +223,7 @@ impl Core {
             at = next.sequence().saturating_add(1);
             match self.ledger.classify(next.id) {
                 Class::Fresh if fault::is(Fault::TrustAckFloor) => {}
-                Class::Fresh => return Ok(Ok(Placement::PassedOver(next.sequence()))),
+                Class::Fresh => return Ok(Ok(Placement::PassedOver(self.lowest_unarchived(next.sequence())))),
                 Class::Pending => {}
                 Class::Archived => {
                     if let Some(span) = self.ledger.coverage.find(next.sequence()).copied() {
@@ -238,6 +238,13 @@ impl Core {
         // What is above is looked at next time.
         self.walked = at;
         Ok(Ok(placement))
+    }
+
+    /// What is with the sink below `passed` was passed over as well: should the process die, nothing else brings it back.
+    fn lowest_unarchived(&self, passed: u64) -> u64 {
+        let floor = self.floor();
+        let mut pending = self.ledger.pending().iter().map(|entry| entry.witness.sequence());
+        pending.find(|sequence| *sequence > floor).map_or(passed, |lowest| lowest.min(passed))
     }
 
     /// Reads a witness back. What says that it does not stand, if so.

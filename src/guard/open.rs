@@ -330,19 +330,26 @@ impl Opening {
     ) -> Result<Checkpoint, ObserveError> {
         // Of two lives one may have begun lower: doubt means write.
         let claimed = self.claims.iter().map(|claim| claim.origin).min();
+        let earliest = self.claims.iter().flat_map(|claim| claim.coverage.spans()).map(|span| span.earliest).min();
         let mut coverage = Coverage::default();
         let mut witnesses = Witnesses::default();
         let origin = match (claimed, origin) {
-            (Some(origin), _) => origin,
             (None, Origin::Beginning) => 1,
-            (None, Origin::At(sequence)) => {
+            (Some(sequence), _) | (None, Origin::At(sequence)) => {
                 // The newest message below the origin tells later whether this is still the same stream. What lies between
                 // the two holds nothing now; a stream that loses its tail may fill it, and that is ours.
                 let below = if sequence > 1 { newest_alive(observer, 1, sequence - 1).await? } else { None };
-                witnesses.extend(below);
-                // Where acks remove messages, an accident may bring back what others acked.
+                // A claim is older than what was found out about its flush: the stream may have lost its tail to below the
+                // place where archiving began.
+                let later = below.is_some_and(|below| earliest.is_some_and(|earliest| below.id.published > earliest));
                 let begin = below.map_or(1, |below| below.sequence().saturating_add(1));
-                if view.acked_are_removed { sequence.max(1) } else { begin }
+                if later {
+                    1
+                } else {
+                    witnesses.extend(below);
+                    // Where acks remove messages, an accident may bring back what others acked.
+                    if view.acked_are_removed { sequence.max(1) } else { begin }
+                }
             }
             (None, Origin::Adopt(through)) => {
                 if let Some(witness) = newest_alive(observer, 1, through).await? {

@@ -6,7 +6,7 @@ use super::refine::{Sources, Unsettled};
 use super::report::Trust;
 use super::verify::{Scope, Verdict, newest_alive, verify};
 use crate::checkpoint::{ClaimBody, count};
-use crate::coverage::Span;
+use crate::coverage::{Coverage, Span};
 use crate::error::{GuardError, OpenError};
 use crate::events;
 use crate::fault::{self, Fault};
@@ -120,8 +120,7 @@ pub(super) async fn verify_claims<S: Sink>(
         {
             continue; // the checkpoint has it already
         }
-        let lowest = core.ledger.coverage.at_or_above(span.first).filter(|other| other.first <= span.last);
-        let shared = lowest.map(|other| other.first);
+        let shared = core.ledger.coverage.at_or_above(span.first).is_some_and(|other| other.first <= span.last);
         // What stands by its record is seen in the session at hand, and joins what it touches if that was seen too.
         let answer = if span.last > end {
             Answer::Above
@@ -151,14 +150,22 @@ pub(super) async fn verify_claims<S: Sink>(
                     core.ledger.session()
                 })
             }
-            Answer::Gone => {
+            Answer::Gone if shared => {
                 // What it shares with a newer one is the newer one's.
-                let high = shared.map_or(span.last, |shared| shared.saturating_sub(1));
-                let alive = newest_alive(&*core.observer, span.first, high).await?;
-                if let Some(alive) = alive.filter(|_| shared.is_some()) {
-                    (span.last, span.witness) = (alive.sequence(), alive);
+                for (first, last) in unshared(&core.ledger.coverage, &span) {
+                    let Some(alive) = newest_alive(&*core.observer, first, last).await? else { continue };
+                    if span.knows(alive.id.published) {
+                        core.ledger.coverage.insert(Span { first, last: alive.sequence(), witness: alive, ..span }, 0);
+                        claimed.joined += 1;
+                    } else {
+                        claimed.history += 1;
+                    }
                 }
-                alive.map_or(shared.is_none(), |alive| span.knows(alive.id.published)).then_some(0)
+                continue;
+            }
+            Answer::Gone => {
+                let alive = newest_alive(&*core.observer, span.first, span.last).await?;
+                alive.is_none_or(|alive| span.knows(alive.id.published)).then_some(0)
             }
         };
         if let Some(session) = stands {
@@ -173,6 +180,24 @@ pub(super) async fn verify_claims<S: Sink>(
         }
     }
     Ok(claimed)
+}
+
+/// The parts of a span that no other span holds, lowest first.
+fn unshared(coverage: &Coverage, span: &Span) -> Vec<(u64, u64)> {
+    let mut parts = Vec::new();
+    let mut at = span.first;
+    while at <= span.last {
+        let other = coverage.at_or_above(at).filter(|other| other.first <= span.last);
+        let end = other.map_or(span.last, |other| other.first.saturating_sub(1));
+        if at <= end {
+            parts.push((at, end));
+        }
+        at = other.map_or(u64::MAX, |other| other.last).saturating_add(1);
+        if other.is_none() {
+            break;
+        }
+    }
+    parts
 }
 
 /// Where a span of a claim does not stand as a whole: its newest record that does. `end`: of the stream, where it is known.

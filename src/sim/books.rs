@@ -386,12 +386,20 @@ impl Books {
             false
         });
         for id in found.into_iter().filter(|id| !self.excused.contains(id)).collect::<Vec<_>>() {
-            if !coverage.is_some_and(|coverage| self.beyond_knowing(coverage, id)) {
+            if !self.below_origin(id) && !coverage.is_some_and(|coverage| self.beyond_knowing(coverage, id)) {
                 return Some(id);
             }
             self.excused.insert(id);
         }
         None
+    }
+
+    /// The known limit: of a work queue that others read before nothing below the origin is left, nor of what is archived, so
+    /// that a tail which is lost to below it goes unnoticed.
+    fn below_origin(&self, id: RecordId) -> bool {
+        let state = self.world.state();
+        let lost = state.server.cuts.iter().any(|through| *through < id.sequence);
+        state.work_queue && lost && self.adopted.is_some_and(|origin| id.sequence < origin)
     }
 
     /// The known limit: where the newest record of a span is gone, its times speak for it, and a clock that was set back

@@ -332,6 +332,24 @@ fn a_message_that_the_consumer_passed_over_is_found_and_archived() {
 }
 
 #[test]
+fn a_move_back_takes_along_what_is_only_with_the_sink() {
+    let (world, mut driver) = archived(10, 5);
+    world.publish(10);
+    driver.pull(3).unwrap();
+    // Another worker acked all, these as well.
+    driver.consumer.progress.pending.clear();
+    driver.consumer.progress.delivered = 20;
+    driver.check().unwrap();
+    driver.check().unwrap();
+    assert_eq!(driver.moves, [11], "14 was passed over, and 11 to 13 die with the process");
+    driver.crash();
+    driver.open().unwrap();
+    assert_eq!(driver.moves, [11]);
+    driver.finish();
+    assert_eq!(driver.disk.sequences(), (1..=20).collect::<Vec<_>>());
+}
+
+#[test]
 fn a_message_passed_over_above_a_gap_that_cannot_close_is_found() {
     let world = World::new();
     world.state().work_queue = true;

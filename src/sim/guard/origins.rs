@@ -2,8 +2,9 @@
 
 use crate::{Origin, Reason};
 
+use super::sinks::cut_off_after_the_sink;
 use super::writes;
-use crate::sim::{AfterLoss, Driver, World};
+use crate::sim::{AfterLoss, Driver, Recover, World};
 
 /// A driver that began in the middle of ten messages.
 fn begun_at_6() -> (World, Driver) {
@@ -34,6 +35,30 @@ fn what_lies_below_the_origin_is_not_ours_until_the_stream_is_another_one() {
     world.publish(8);
     driver.finish();
     assert_eq!(writes(&driver), 13);
+}
+
+#[test]
+fn a_claim_of_two_lives_does_not_say_where_archiving_began() {
+    let world = World::new();
+    world.publish(10);
+    let mut driver = Driver::new(&world);
+    driver.disk.inside().recover = Recover::AtLeast;
+    driver.origin = Origin::At(6);
+    driver.consumer.move_to(6);
+    driver.open().unwrap();
+    driver.pull(5).unwrap();
+    world.lose_to(3);
+    world.publish(9);
+    driver.pull(2).unwrap();
+    // 6 to 10 are of the old life, and 11 and 12 of the new one.
+    cut_off_after_the_sink(&mut driver);
+    driver.store.place().states.clear();
+    driver.open().unwrap();
+    driver.finish();
+    assert_eq!(driver.guard().report().origin, 1);
+    for record in world.all("").into_iter().filter(|record| record.sequence > 3) {
+        assert!(driver.disk.holds(&record), "{} is lost", record.id());
+    }
 }
 
 #[test]

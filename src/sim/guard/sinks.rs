@@ -86,6 +86,38 @@ fn claims_that_the_checkpoint_has_cost_no_request() {
 }
 
 #[test]
+fn a_claim_around_what_the_checkpoint_has_holds_on_both_sides() {
+    let (world, mut driver) = claimed(10, 10, Recover::AtLeast);
+    world.publish(10);
+    driver.disk.inside().partial = Partial::Even;
+    driver.pull(10).unwrap();
+    driver.flush(Reason::Due).unwrap();
+    driver.crash();
+    // The checkpoint has the even ones, and one flush claims the odd ones as one span.
+    (12..=20).step_by(2).for_each(|sequence| world.delete(sequence));
+    driver.disk.inside().partial = Partial::All;
+    driver.open_guard().unwrap();
+    driver.consumer.move_to(11);
+    driver.session().unwrap();
+    driver.pull(5).unwrap();
+    cut_off_after_the_sink(&mut driver);
+    world.delete(19);
+    driver.open().unwrap();
+    driver.finish();
+    assert_eq!(writes(&driver), 25, "20, and the odd ones once more");
+}
+
+/// The process dies when the sink has made everything durable.
+pub(super) fn cut_off_after_the_sink(driver: &mut Driver) {
+    driver.disk.inside().hang = true;
+    driver.budget = Some(100);
+    let stop = driver.flush(Reason::Due).unwrap_err();
+    assert!(matches!(stop, Stop::Crashed), "{stop:?}");
+    driver.budget = None;
+    driver.crash();
+}
+
+#[test]
 fn a_lost_checkpoint_costs_one_request_for_each_claim() {
     let (world, mut driver) = claimed(1_000, 5, Recover::AtLeast);
     let claims = driver.disk.inside().files.len() as u64;
