@@ -193,6 +193,13 @@ impl Ledger {
         }
     }
 
+    /// What lies between the pending records is not known any more.
+    pub(crate) fn forget_links(&mut self) {
+        for entry in &mut self.pending {
+            entry.link = None;
+        }
+    }
+
     /// What is pending, lowest id first.
     pub(crate) fn pending(&self) -> &[Entry] {
         &self.pending

@@ -351,6 +351,12 @@ impl<S> Guard<S> {
         self.sink.is_none()
     }
 
+    /// What lies between the records that are with the sink is to be asked of the stream: the consumer that left it out was
+    /// told to deliver something else meanwhile.
+    pub(crate) fn forget_links(&mut self) {
+        self.core.ledger.forget_links();
+    }
+
     /// Closes the guard and lets go of sink, store and lock.
     pub(crate) fn release(&mut self) {
         self.sink = None;

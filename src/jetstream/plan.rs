@@ -59,6 +59,8 @@ pub(crate) struct Plan {
     /// Rejected records that wait for the dead-letter hook, over sessions.
     reports: Reports,
     check_every: Duration,
+    /// The deliveries of the session that ended prove nothing of what lies between them.
+    distrust: bool,
     /// Until when the consumer is paused, as it was last told.
     paused_until: Option<i64>,
     /// How many messages the consumer had not delivered, as it was last told.
@@ -95,6 +97,7 @@ impl Plan {
             jump: Jump { allowed: fast_forward, verified_through: None, last: None, under_way: false },
             reports: Reports::new(seed.rotate_left(32)),
             check_every: CHECK_EVERY,
+            distrust: false,
             paused_until: None,
             remaining: 0,
             notes: Vec::new(),
@@ -208,13 +211,13 @@ impl Plan {
                 }
                 if self.stop {
                     let report = self.reports.due_at_end(now);
-                    return if report { Action::Report } else { Action::Flush(Reason::Everything) };
+                    return if report { Action::Report } else { running.flush(Reason::Everything) };
                 }
                 running.blocked = running.blocked.filter(|until| now < *until);
                 let due = self.pace.due(self.window.len() as u64, now);
                 let report = running.blocked.is_none() && self.reports.due(due.is_some(), self.flush, now);
                 if let (None, Some(reason), false) = (running.blocked, due, report) {
-                    return Action::Flush(reason);
+                    return running.flush(reason);
                 }
                 if now >= running.next_round {
                     return Action::KeepAlive;
@@ -288,6 +291,7 @@ impl Plan {
             Ok(follows) => {
                 self.remaining = delivery.remaining;
                 running.quiet = None;
+                running.passed_over |= follows.is_some_and(|after| after.saturating_add(1) < delivery.id.sequence);
                 if delivery.times == 1 || !fault::is(Fault::RedeliveriesAreElsewhere) {
                     running.others.took(delivery.consumer_sequence);
                 }
@@ -363,6 +367,11 @@ impl Plan {
         }
     }
 
+    /// Whether what lies between the deliveries of the session before must be asked of the stream: said once.
+    pub(crate) const fn distrusts(&mut self) -> bool {
+        std::mem::replace(&mut self.distrust, false)
+    }
+
     /// The consumer was moved, or made anew on the way. The guard was told.
     pub(crate) fn moved(&mut self) {
         self.move_to = None;
@@ -381,6 +390,13 @@ impl Plan {
         match &mut self.phase {
             // A check that cannot be made is made the next time.
             Phase::Running(running) if running.checking => running.checking = false,
+            // As where the stream cannot be asked: what is durable is found again by the next run.
+            Phase::Running(running) if running.confirming && self.stop => self.phase = Phase::WoundUp,
+            Phase::Running(running) if running.confirming => {
+                let wait = self.backoff.wait();
+                running.blocked = Some(now.saturating_add(wait));
+                self.notes.push(Note::Retry { what: "flush", why, wait });
+            }
             _ => self.retry(what, why, now),
         }
     }

@@ -154,6 +154,9 @@ impl<S: Sink + 'static> Driver<S> {
             Action::Connect => sleep(WATCH_EVERY).await,
             Action::Wait(until) => sleep_until(run.began + until).await,
             Action::Begin => {
+                if run.plan.distrusts() {
+                    self.guard.forget_links();
+                }
                 let permits = self.guard.begin_session().await?;
                 run.plan.began(&permits, connection, run.now());
             }

@@ -267,6 +267,11 @@ impl Archiver {
             Action::Connect => self.world.pass(100 * MS),
             Action::Wait(until) => self.sleep(until),
             Action::Begin => {
+                self.with(|alive| {
+                    if alive.plan.distrusts() {
+                        alive.guard.forget_links();
+                    }
+                });
                 let permits = self.ask(|guard| Box::pin(guard.begin_session()))?;
                 let now = self.now();
                 self.said(&permits, true)?;

@@ -371,3 +371,63 @@ fn a_pause_that_ends_a_second_later_is_another_one() {
         assert_eq!(plan.notes().len(), usize::from(said), "{until}");
     }
 }
+
+/// 3 follows 1: what lies between them the consumer left out.
+fn passed_over() -> Plan {
+    let mut plan = running();
+    for (consumer_sequence, sequence) in [(1, 1), (2, 3)] {
+        let delivery = Delivery { id: id(sequence), times: 1, consumer_sequence, remaining: 0 };
+        let reply = format!("ack.{sequence}").into();
+        assert!(matches!(plan.delivered(&delivery, reply, true, UP, ZERO), Taken::Offer { .. }));
+        plan.offered(1, false, ZERO);
+    }
+    plan
+}
+
+#[test]
+fn a_flush_that_relies_on_the_filters_looks_at_them_first() {
+    let mut plan = passed_over();
+    assert_eq!(next(&mut plan, ZERO, UP), "Find");
+    plan.found(Some(position("mark", 1)), ZERO);
+    assert_eq!(next(&mut plan, ZERO, UP), "Flush(Due)");
+    plan.flushed(&Permits::for_acks(&[id(1), id(3)], 3), ZERO);
+    plan.answered();
+    for sequence in [4, 5] {
+        deliver(&mut plan, sequence, UP);
+        plan.offered(1, false, ZERO);
+    }
+    assert_eq!(next(&mut plan, ZERO, UP).split('(').next(), Some("Answer"));
+    assert_eq!(next(&mut plan, ZERO, UP), "Flush(Due)", "nothing was passed over since");
+    assert!(!plan.distrusts());
+
+    let mut plan = passed_over();
+    plan.stop();
+    assert_eq!(next(&mut plan, ZERO, UP), "Find");
+    plan.found(Some(position("mark", 1)), ZERO);
+    assert_eq!(next(&mut plan, ZERO, UP), "Flush(Everything)");
+}
+
+#[test]
+fn filters_that_were_edited_prove_nothing_of_what_was_left_out() {
+    let mut plan = passed_over();
+    assert_eq!(next(&mut plan, ZERO, UP), "Find");
+    let mut edited = position("mark", 1);
+    edited.config.filter_subject = "orders.a".to_owned();
+    plan.found(Some(edited), ZERO);
+    assert_eq!(next(&mut plan, ZERO, UP), "Begin");
+    assert_eq!((plan.distrusts(), plan.distrusts()), (true, false));
+}
+
+#[test]
+fn a_flush_waits_for_the_filters_and_a_stop_does_not() {
+    let lost = || ConsumerError::Unavailable { reason: "no answer".to_owned() };
+    let mut plan = passed_over();
+    assert_eq!(next(&mut plan, ZERO, UP), "Find");
+    plan.refused("find", lost(), ZERO).unwrap();
+    let until = wait(&mut plan, "flush");
+    assert_eq!(next(&mut plan, ZERO, UP), format!("Wait({until:?})"));
+    assert_eq!(next(&mut plan, until, UP), "Find");
+    plan.stop();
+    plan.refused("find", lost(), until).unwrap();
+    assert_eq!(next(&mut plan, until, UP), "End");
+}

@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use async_nats::Subject;
 
-use super::action::Connection;
+use super::action::{Action, Connection};
 use super::others::Others;
 use crate::fault::{self, Fault};
 use crate::guard::ConsumerPosition;
 use crate::jetstream::ack::Answer;
 use crate::jetstream::position::Position;
 use crate::jetstream::session::Chain;
+use crate::sink::Reason;
 
 /// A step on the way to a session.
 #[derive(Debug)]
@@ -57,6 +58,10 @@ pub(super) struct Running {
     pub(super) next_round: Duration,
     pub(super) next_check: Duration,
     pub(super) checking: bool,
+    /// The consumer passed over sequences since it was looked at. That nothing of the source lies there is its filters' word.
+    pub(super) passed_over: bool,
+    /// It is looked at for that reason, and a flush waits.
+    pub(super) confirming: bool,
     pub(super) position: Option<ConsumerPosition>,
     /// Where the consumer was looked at last and stood well, as long as nothing came and nothing was flushed since: then one
     /// question is enough at a time.
@@ -70,6 +75,12 @@ impl Running {
     /// Whether this is the connection on which the session began.
     pub(super) fn is_on(&self, connection: Connection) -> bool {
         connection.up && (self.connection == connection.count || fault::is(Fault::OldDeliveriesAccepted))
+    }
+
+    /// A flush; before it a look at the consumer, if the flush is to rely on its filters.
+    pub(super) fn flush(&mut self, reason: Reason) -> Action {
+        self.confirming = self.passed_over;
+        if self.confirming { Action::Find } else { Action::Flush(reason) }
     }
 }
 

@@ -51,10 +51,15 @@ impl Plan {
             (Phase::Running(running), Some(position))
                 if running.created != position.created || running.filters != position.filters() =>
             {
+                // Between its deliveries may lie what it was told to leave out.
+                self.distrust = true;
                 self.end(&SessionEnd::Replaced, now);
             }
+            (Phase::Running(running), Some(_)) if running.confirming => {
+                (running.passed_over, running.confirming) = (false, false);
+            }
             (Phase::Running(running), Some(position)) => {
-                running.checking = false;
+                (running.checking, running.passed_over) = (false, false);
                 if let Some(count) = running.others.check(position.deliveries) {
                     self.notes.push(Note::Shared { count });
                 }
@@ -172,6 +177,8 @@ impl Plan {
                 next_round: now.saturating_add(round),
                 next_check: now.saturating_add(self.check_every),
                 checking: false,
+                passed_over: false,
+                confirming: false,
                 position: None,
                 quiet: None,
                 asks: Asks::Consumer,

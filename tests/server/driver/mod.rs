@@ -13,6 +13,7 @@ mod cluster;
 mod connection;
 mod dead_letters;
 mod disposable;
+mod edited;
 mod events;
 mod floor;
 mod fork;
