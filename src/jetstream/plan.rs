@@ -389,7 +389,11 @@ impl Plan {
     fn failed(&mut self, what: &'static str, why: String, now: Duration) {
         match &mut self.phase {
             // A check that cannot be made is made the next time.
-            Phase::Running(running) if running.checking => running.checking = false,
+            Phase::Running(running) if running.checking => {
+                running.checking = false;
+                let wait = running.next_check.saturating_sub(now);
+                self.notes.push(Note::Retry { what: "check", why, wait });
+            }
             // As where the stream cannot be asked: what is durable is found again by the next run.
             Phase::Running(running) if running.confirming && self.stop => self.phase = Phase::WoundUp,
             Phase::Running(running) if running.confirming => {

@@ -418,9 +418,23 @@ fn filters_that_were_edited_prove_nothing_of_what_was_left_out() {
     assert_eq!((plan.distrusts(), plan.distrusts()), (true, false));
 }
 
+fn lost() -> ConsumerError {
+    ConsumerError::Unavailable { reason: "no answer".to_owned() }
+}
+
+#[test]
+fn a_check_that_cannot_be_made_is_told_and_made_the_next_time() {
+    let mut plan = running();
+    let minute = SECOND * 60;
+    assert_eq!(next(&mut plan, minute, UP), "Find");
+    plan.refused("find", lost(), minute).unwrap();
+    assert_eq!(wait(&mut plan, "check"), minute);
+    assert_eq!(next(&mut plan, minute, UP), "Pull(70s)", "the session goes on");
+    assert_eq!(next(&mut plan, minute * 2, UP), "Find");
+}
+
 #[test]
 fn a_flush_waits_for_the_filters_and_a_stop_does_not() {
-    let lost = || ConsumerError::Unavailable { reason: "no answer".to_owned() };
     let mut plan = passed_over();
     assert_eq!(next(&mut plan, ZERO, UP), "Find");
     plan.refused("find", lost(), ZERO).unwrap();
