@@ -291,7 +291,8 @@ impl<S: Sink> Guard<S> {
     }
 
     /// Forgets, on the operator's wish, that anything from this sequence on is archived, so that it is written again, once.
-    /// The wish is recorded in the checkpoint's history. Returns where the consumer must be moved, as after a fork.
+    /// The wish is recorded in the checkpoint's history. Returns where the consumer must be moved, as after a fork; where the
+    /// stream has forked, the permits tell of that as well, and the wish is carried out on what is left.
     ///
     /// # Errors
     ///
