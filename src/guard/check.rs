@@ -53,6 +53,7 @@ impl Core {
             } else {
                 self.ledger.coverage.extend_down(index, low);
             }
+            self.gaps_unsaved = true;
             if low < first {
                 self.ledger.emptied(low, first - 1);
                 self.counters.gaps_closed += 1;

@@ -53,6 +53,8 @@ pub(crate) struct Core {
     /// Gaps that cannot be closed for now, by the sequences beside them: something of the source lies in them, or a record
     /// beside them is gone. Asked again after a while.
     pub(super) blocked: BTreeSet<(u64, u64)>,
+    /// Gaps were closed since the checkpoint was saved.
+    pub(super) gaps_unsaved: bool,
     /// From here on the next look at the consumer's position goes on.
     pub(super) walked: u64,
     /// What the stream dropped below here before it was archived was reported.
@@ -364,9 +366,11 @@ impl Core {
         self.account(&settled, &mut permits);
         if !settled.is_empty() {
             self.last_fork = None;
-            if !fault::is(Fault::AckBeforeCheckpoint) {
-                self.save().await?;
-            }
+        }
+        // What was skipped may lie where a gap was: a power cut brings back what was acked, or deleted.
+        let skipped = !self.ledger.skipped.is_empty() && self.gaps_unsaved;
+        if (skipped || !settled.is_empty()) && !fault::is(Fault::AckBeforeCheckpoint) {
+            self.save().await?;
         }
         permits.acks.append(&mut self.ledger.skipped);
         permits.floor = self.floor();
@@ -418,6 +422,7 @@ impl Core {
         self.overrides = checkpoint.overrides;
         self.store.save(VERSION, body?.into()).await?;
         self.counters.saves += 1;
+        self.gaps_unsaved = false;
         Ok(())
     }
 

@@ -412,6 +412,7 @@ impl Opening {
             skips: SkipTracker::default(),
             letters: std::mem::take(&mut self.letters),
             full: false,
+            gaps_unsaved: false,
             unverified: false,
             last_fork: None,
             blocked: BTreeSet::new(),

@@ -195,6 +195,27 @@ fn lose_five(driver: &mut Driver) {
 }
 
 #[test]
+fn what_is_skipped_where_a_gap_was_is_acked_after_the_gap_is_saved() {
+    let (world, mut driver) = archived(20, 10);
+    world.publish(10);
+    lose_five(&mut driver);
+    driver.pull(5).unwrap();
+    driver.flush(Reason::Everything).unwrap();
+    (21..=25).for_each(|sequence| world.delete(sequence));
+    driver.consumer.forget();
+    driver.session().unwrap();
+    driver.pull(100).unwrap();
+    let saves = driver.guard().counters().saves;
+    driver.flush(Reason::Everything).unwrap();
+    assert_eq!((driver.guard().counters().gaps_closed, driver.guard().counters().saves), (1, saves + 1));
+    driver.consumer.forget();
+    driver.session().unwrap();
+    driver.pull(100).unwrap();
+    driver.flush(Reason::Everything).unwrap();
+    assert_eq!(driver.guard().counters().saves, saves + 1, "skipping alone saves nothing");
+}
+
+#[test]
 fn c8_what_was_dropped_before_archiving_began_is_nobodys_loss() {
     let world = World::new();
     world.publish(10);
