@@ -134,11 +134,11 @@ on_versions! {
         rig.make_consumer(pull::Config { ack_wait: Duration::from_secs(1), ..Default::default() }).await;
         rig.publish(1_000).await;
         for at in [100, 500, 900] {
-            let running = rig.start().await;
+            let running = rig.start_after_abort().await;
             rig.durable(at).await;
             running.abort().await;
         }
-        let running = rig.start().await;
+        let running = rig.start_after_abort().await;
         until("all is archived", async || running.now().floor == 1_000).await;
         running.stop().await.unwrap();
         let copies = rig.archive.copies();

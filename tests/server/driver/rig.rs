@@ -9,9 +9,9 @@ use async_nats::jetstream::consumer::{Config, Info, PullConsumer, pull};
 use async_nats::jetstream::stream::{self, RetentionPolicy};
 use async_nats::jetstream::{self, Context};
 use futures_util::StreamExt as _;
-use replay_guard::{Driver, DriverBuilder, DriverError, Ended, RecordId, Status};
+use replay_guard::{Driver, DriverBuilder, DriverError, Ended, OpenError, RecordId, Status, StoreError};
 use tokio::sync::{oneshot, watch};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, unconstrained};
 
 use super::events::{self, Event};
 use super::sink::{Archive, MemorySink};
@@ -19,6 +19,8 @@ use crate::nats::Server;
 
 /// How long anything may take on a busy machine.
 pub(super) const DEADLINE: Duration = Duration::from_secs(60);
+/// How long the producers and the tests wait for an answer.
+const ANSWER: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(5);
 /// The consumer of every driver that is not told otherwise.
 pub(super) const CONSUMER: &str = "archiver";
@@ -125,7 +127,8 @@ impl Rig {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         events::keep();
         let name = format!("S{}", COUNT.fetch_add(1, Ordering::Relaxed));
-        let context = jetstream::new(server.client().await.unwrap());
+        let mut context = jetstream::new(server.client().await.unwrap());
+        context.set_timeout(ANSWER);
         let subjects = vec![format!("{name}.>")];
         let made = context.create_stream(config(stream::Config { name: name.clone(), subjects, ..Default::default() }));
         made.await.unwrap();
@@ -207,12 +210,34 @@ impl Rig {
     }
 
     pub(super) async fn start(&self) -> Running {
-        spawn(self.open().await.unwrap())
+        self.start_with(|builder| builder).await
     }
 
     /// A driver with other settings.
-    pub(super) async fn start_with(&self, change: impl FnOnce(DriverBuilder) -> DriverBuilder) -> Running {
-        spawn(change(self.builder().await).open(self.archive.sink()).await.unwrap())
+    pub(super) async fn start_with(&self, change: impl Fn(DriverBuilder) -> DriverBuilder) -> Running {
+        self.start_unless(change, DriverError::is_setting).await
+    }
+
+    /// A driver after one that was aborted: a save of that one may still go on, and keeps the lock.
+    pub(super) async fn start_after_abort(&self) -> Running {
+        let is_locked = |error: &_| matches!(error, DriverError::Open(OpenError::Store(StoreError::Locked { .. })));
+        self.start_unless(|builder| builder, |error| error.is_setting() && !is_locked(error)).await
+    }
+
+    /// Opens again what a slow answer ended.
+    async fn start_unless(
+        &self,
+        change: impl Fn(DriverBuilder) -> DriverBuilder,
+        wrong: impl Fn(&DriverError) -> bool,
+    ) -> Running {
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            match change(self.builder().await).open(self.archive.sink()).await {
+                Ok(driver) => return spawn(driver),
+                Err(error) => assert!(!wrong(&error) && Instant::now() < deadline, "no opening: {error}"),
+            }
+            tokio::time::sleep(POLL).await;
+        }
     }
 
     /// Runs a driver until so many records are durable, and stops it.
@@ -222,8 +247,13 @@ impl Rig {
         running.stop().await.unwrap()
     }
 
+    /// Waits for so many, as long as they become more.
     pub(super) async fn durable(&self, count: usize) {
-        until(&format!("{count} durable"), async || self.archive.count() >= count).await;
+        let mut durable = 0;
+        while durable < count {
+            until(&format!("{count} durable, {durable} are"), async || self.archive.count() > durable).await;
+            durable = self.archive.count();
+        }
     }
 
     /// Waits until the consumer delivered all and everything is acked.
@@ -334,8 +364,9 @@ impl Rig {
 
     pub(super) async fn consumer_written_of(&self, consumer: &str) {
         let directory = self.server.consumer_directory(&self.stream, consumer);
-        let info = self.try_info(consumer).await.unwrap();
         until("the consumer's state is on disk", async || {
+            // Asked each time: acks may still be on their way.
+            let Ok(info) = self.try_info(consumer).await else { return false };
             let Ok(state) = std::fs::read(directory.join("o.dat")) else { return false };
             positions_in(&state) == Some((info.ack_floor.stream_sequence, info.delivered.stream_sequence))
         })
@@ -382,7 +413,8 @@ impl AckTap {
         // What the server sent before it answers this has come.
         until("an answer", async || jetstream::new(self.client.clone()).query_account().await.is_ok()).await;
         let mut acks = Vec::new();
-        while let Some(Some(message)) = self.subscriber.next().now_or_never() {
+        // Within its budget tokio would give no more than some hundred.
+        while let Some(Some(message)) = unconstrained(self.subscriber.next()).now_or_never() {
             let tokens: Vec<&str> = message.subject.split('.').collect();
             let id = RecordId::new(tokens[5].parse().unwrap(), tokens[7].parse().unwrap());
             acks.push((id, String::from_utf8(message.payload.to_vec()).unwrap()));
