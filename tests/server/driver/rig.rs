@@ -51,6 +51,16 @@ impl Still {
         self.looked = Instant::now();
     }
 
+    /// Waits until it is so. What is asked of the server there shows how long that one stood still.
+    pub(super) async fn until(&mut self, what: &str, mut so: impl AsyncFnMut() -> bool) {
+        until(what, async || {
+            self.look();
+            so().await
+        })
+        .await;
+        self.look();
+    }
+
     pub(super) fn longer_than(&self, milliseconds: u64) -> bool {
         self.most > Duration::from_millis(milliseconds)
     }
@@ -240,6 +250,13 @@ impl Rig {
         }
     }
 
+    /// Runs a driver until a session has begun, and stops it.
+    pub(super) async fn look_once(&self) -> Ended {
+        let running = self.start().await;
+        until("a session", async || running.now().sessions > 0).await;
+        running.stop().await.unwrap()
+    }
+
     /// Runs a driver until so many records are durable, and stops it.
     pub(super) async fn archive_to(&self, count: usize) -> Ended {
         let running = self.start().await;
@@ -262,11 +279,27 @@ impl Rig {
     }
 
     pub(super) async fn acked_of(&self, consumer: &str) {
-        until("all is acked", async || {
-            let Ok(info) = self.try_info(consumer).await else { return false };
-            info.num_ack_pending == 0 && info.num_pending == 0
-        })
-        .await;
+        self.acked_but(consumer, 0).await;
+    }
+
+    /// Waits until all is delivered and so many wait for an ack, as long as it becomes less.
+    pub(super) async fn acked_but(&self, consumer: &str, waiting: usize) {
+        let mut least = u64::MAX;
+        loop {
+            let mut done = false;
+            until("all is acked", async || {
+                let Ok(info) = self.try_info(consumer).await else { return false };
+                done = info.num_ack_pending == waiting && info.num_pending == 0;
+                let left = info.num_pending + info.num_ack_pending as u64;
+                let less = left < least;
+                least = least.min(left);
+                done || less
+            })
+            .await;
+            if done {
+                return;
+            }
+        }
     }
 
     async fn try_info(&self, consumer: &str) -> Result<Info, Box<dyn std::error::Error>> {
