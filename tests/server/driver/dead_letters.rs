@@ -10,7 +10,7 @@ use async_nats::{HeaderMap, HeaderValue};
 use futures_util::StreamExt as _;
 use replay_guard::{DeadLetter, DeadLetterSubject, DriverBuilder};
 
-use super::rig::{AckTap, DEADLINE, Rig, Running, spawn, until};
+use super::rig::{AckTap, CONSUMER, DEADLINE, Rig, Running, spawn, until};
 use super::sink::{Broken, Gate};
 use crate::nats::{Server, V2_10, V2_12, V2_14, V2_15};
 use crate::{on_all_versions, on_versions};
@@ -64,6 +64,11 @@ async fn poison(rig: &mut Rig) -> String {
     rig.publish(58).await;
     rig.archive.plan(|plan| plan.reject.push(poison.clone()));
     poison
+}
+
+/// The hundred messages are one flush, however long they take to come.
+fn by_count(builder: DriverBuilder) -> DriverBuilder {
+    builder.flush_every(100, Duration::from_secs(3_600))
 }
 
 async fn start(rig: &Rig, hook: impl FnOnce(DriverBuilder) -> DriverBuilder) -> Running {
@@ -153,7 +158,7 @@ on_all_versions! {
         poison(&mut rig).await;
         let mut tap = AckTap::new(&rig).await;
         rig.archive.flushing.close();
-        let running = start(&rig, |builder| builder.dead_letters(dead.hook())).await;
+        let running = start(&rig, |builder| by_count(builder).dead_letters(dead.hook())).await;
         rig.archive.flushing.reached().await;
         assert_eq!(dead.count().await, 1, "the hook is called before the flush");
         running.abort().await;
@@ -190,9 +195,10 @@ on_versions! {
                 Ok(())
             }
         };
-        let running = start(&rig, |builder| builder.dead_letters(hook)).await;
+        let running = start(&rig, |builder| by_count(builder).dead_letters(hook)).await;
         gate.reached().await;
         assert_eq!((rig.archive.count(), rig.events("report_failed").len()), (99, 3), "the others are archived");
+        rig.acked_but(CONSUMER, 1).await;
         assert_eq!(rig.info().await.ack_floor.stream_sequence, 41);
         let answered: Vec<u64> =
             tap.take().await.iter().filter(|(_, word)| word != "+WPI").map(|(id, _)| id.sequence).collect();
@@ -229,6 +235,7 @@ on_versions! {
             let failed = rig.events("report_failed");
             assert!(failed.last().is_some_and(|event| event.number("sequence") == 42), "{failed:?}");
             assert_eq!(failed.iter().any(|event| event.fields["error"].contains("cut off")), hangs, "{failed:?}");
+            rig.acked_but(CONSUMER, 1).await;
             assert_eq!(rig.info().await.ack_floor.stream_sequence, 41);
         }
         let dead = Dead::new(&rig).await;
