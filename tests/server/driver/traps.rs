@@ -7,8 +7,8 @@ use async_nats::jetstream::consumer::pull;
 use futures_util::{FutureExt as _, StreamExt as _};
 use serde_json::{Value, json};
 
-use super::rig::{AckTap, CONSUMER, DEADLINE, Rig, Still, spawn, until};
-use super::sink::Broken;
+use super::rig::{AckTap, CONSUMER, DEADLINE, Rig, spawn, until};
+use super::sink::{Broken, Gate};
 use crate::nats::{Server, V2_10, V2_12, V2_14, V2_15};
 use crate::on_versions;
 
@@ -125,23 +125,34 @@ on_versions! {
         rig.make_consumer(pull::Config { max_deliver: 3, ack_wait, ..Default::default() }).await;
         rig.publish(20).await;
         rig.archive.plan(|plan| plan.fail_flush = Some(1));
-        let (calls, called) = tokio::sync::watch::channel(0);
         let archive = rig.archive.clone();
+        let (second, fifth) = (Gate::new(), Gate::new());
+        second.close();
+        fifth.close();
+        let (mut calls, gates) = (0, [second.clone(), fifth.clone()]);
         let factory = move || {
-            calls.send_modify(|calls| *calls += 1);
-            let sink = if (2..=5).contains(&*calls.borrow()) { Err(Broken("no sink")) } else { Ok(archive.sink()) };
-            async { sink }
+            calls += 1;
+            let sink = if (2..=5).contains(&calls) { Err(Broken("no sink")) } else { Ok(archive.sink()) };
+            let gate = match calls {
+                2 => gates.first().cloned(),
+                5 => gates.last().cloned(),
+                _ => None,
+            };
+            async move {
+                if let Some(gate) = gate {
+                    gate.pass().await;
+                }
+                sink
+            }
         };
         let running = spawn(rig.builder().await.open_with(factory).await.unwrap());
-        // By the fifth call the ack deadline has passed more than once.
-        let mut still = Still::new();
-        until("no sink for a while", async || {
-            still.look();
-            *called.borrow() == 5
-        })
-        .await;
-        let delivered = rig.info().await.delivered.consumer_sequence;
-        assert!(delivered == 20 || still.longer_than(100), "{delivered} deliveries, {still:?}");
+        // Between these calls there is no session, and the ack deadline passes more than once.
+        second.reached().await;
+        let before = rig.info().await.delivered.consumer_sequence;
+        second.open();
+        fifth.reached().await;
+        assert_eq!((before >= 20, rig.info().await.delivered.consumer_sequence), (true, before));
+        fifth.open();
         rig.durable(20).await;
         rig.acked().await;
         running.stop().await.unwrap();
