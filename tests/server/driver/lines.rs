@@ -72,7 +72,8 @@ on_versions! {
         rig.publish(250).await;
         let error = spawn(rig.builder().await.open(full().await).await.unwrap()).end().await;
         assert!(matches!(error, DriverError::Guard(GuardError::Sink { .. })), "{error}");
-        assert_eq!(tap.take().await, []);
+        let answered = tap.take().await.into_iter().filter(|(_, word)| word != "+WPI").collect::<Vec<_>>();
+        assert_eq!(answered, []);
         assert_eq!(rig.info().await.ack_floor.stream_sequence, 0);
         // With room again, all of it is archived.
         let path = rig.state_dir().join("orders.log");
