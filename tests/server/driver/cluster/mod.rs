@@ -32,7 +32,9 @@ fn the_leader_of_a_replicated_stream_is_killed_again_and_again() {
             let before = load.stored();
             until("the load goes on", async || load.stored() > before).await;
             // One that still lags behind when a second one goes may leave the stream without a quorum, for minutes.
+            load.pause(true);
             site.in_step().await;
+            load.pause(false);
             let leader = site.leader().await;
             site.nodes[leader].restart().await.unwrap();
             assert!(!running.is_over(), "the driver ended in round {round}");

@@ -181,10 +181,15 @@ impl Site {
     pub(super) async fn load(&self) -> Load {
         let context = jetstream::new(connect(&self.nodes).await);
         let (stream, stop, stored) = (self.stream.clone(), Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
-        let (stopped, count) = (Arc::clone(&stop), Arc::clone(&stored));
+        let pause = Arc::<AtomicBool>::default();
+        let (stopped, paused, count) = (Arc::clone(&stop), Arc::clone(&pause), Arc::clone(&stored));
         let task = tokio::spawn(async move {
             let mut all = Vec::new();
             while !stopped.load(Ordering::Relaxed) {
+                if paused.load(Ordering::Relaxed) {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                    continue;
+                }
                 let payloads: Vec<String> = (0..WINDOW).map(|n| format!("{stream}-load-{}", all.len() + n)).collect();
                 store(&context, &stream, &payloads).await;
                 all.extend(payloads);
@@ -194,7 +199,7 @@ impl Site {
             }
             all
         });
-        Load { task, stop, stored }
+        Load { task, stop, pause, stored }
     }
 }
 
@@ -202,6 +207,7 @@ impl Site {
 pub(super) struct Load {
     task: JoinHandle<Vec<String>>,
     stop: Arc<AtomicBool>,
+    pause: Arc<AtomicBool>,
     stored: Arc<AtomicUsize>,
 }
 
@@ -209,6 +215,11 @@ impl Load {
     /// How many messages the stream is known to hold.
     pub(super) fn stored(&self) -> usize {
         self.stored.load(Ordering::Relaxed)
+    }
+
+    /// Publishes nothing more for a while, or goes on: replicas under load are never all in step on a slow machine.
+    pub(super) fn pause(&self, yes: bool) {
+        self.pause.store(yes, Ordering::Relaxed);
     }
 
     /// Every payload that was stored.
