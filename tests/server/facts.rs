@@ -1,11 +1,13 @@
 //! What servers do, as far as this crate is built on it: one fact, one test, without the crate. A release that changes a fact
 //! turns exactly that test red; `tests/README.md` says what is built on it.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, Info, PullConsumer, pull};
 use async_nats::jetstream::stream::{Config, RetentionPolicy, Source, Stream};
 use async_nats::jetstream::{self, AckKind, Context, Message};
+use async_nats::{HeaderMap, Request};
 use futures_util::StreamExt as _;
 use serde_json::{Value, json};
 
@@ -21,8 +23,12 @@ async fn stream_of(server: &Server, config: Config) -> (Context, Stream) {
 }
 
 async fn publish(context: &Context, count: usize) {
+    static NUMBER: AtomicUsize = AtomicUsize::new(0);
     for _ in 0..count {
-        until("it is stored", async || match context.publish("s", "x".into()).await {
+        // What is published again after an error may be stored already.
+        let mut id = HeaderMap::new();
+        id.insert("Nats-Msg-Id", NUMBER.fetch_add(1, Ordering::Relaxed).to_string());
+        until("it is stored", async || match context.publish_with_headers("s", id.clone(), "x".into()).await {
             Ok(ack) => ack.await.is_ok(),
             Err(_) => false,
         })
@@ -35,10 +41,20 @@ async fn make(stream: &Stream, config: pull::Config) -> PullConsumer {
     stream.create_consumer(config).await.unwrap()
 }
 
-/// What comes at once: sequences and delivery counts.
-async fn pull_now(consumer: &PullConsumer, count: usize) -> Vec<Message> {
-    let batch = consumer.batch().max_messages(count).expires(Duration::from_secs(1)).messages().await.unwrap();
+async fn pull(consumer: &PullConsumer, count: usize, expires: Duration) -> Vec<Message> {
+    let batch = consumer.batch().max_messages(count).expires(expires).messages().await.unwrap();
     batch.map(Result::unwrap).collect().await
+}
+
+/// What comes, so many at most: it ends with the last of them.
+async fn pull_now(consumer: &PullConsumer, count: usize) -> Vec<Message> {
+    pull(consumer, count, Duration::from_secs(10)).await
+}
+
+/// These come, and no more.
+async fn assert_come(consumer: &PullConsumer, expected: &[u64]) {
+    assert_eq!(sequences(&pull_now(consumer, expected.len()).await), expected);
+    assert!(pull(consumer, 1, Duration::from_secs(1)).await.is_empty());
 }
 
 fn sequences(messages: &[Message]) -> Vec<u64> {
@@ -105,7 +121,7 @@ on_all_versions! {
         lose_tail(&mut server, &stream, &snapshot).await;
         publish(&context, 6).await;
         let come = if server.is_at_least("2.14.0").unwrap() { (16..=21).collect() } else { vec![21] };
-        assert_eq!(sequences(&pull_now(&consumer, 10).await), come);
+        assert_come(&consumer, &come).await;
     }
 
     async fn an_ack_of_the_old_life_acks_a_new_message(server: Server) {
@@ -187,7 +203,7 @@ on_all_versions! {
         let consumer = make(&stream, pull::Config { deliver_policy, ..Default::default() }).await;
         publish(&context, 4).await;
         let come = if server.is_at_least("2.11.0").unwrap() { vec![6, 7] } else { vec![4, 5, 6, 7] };
-        assert_eq!(sequences(&pull_now(&consumer, 10).await), come);
+        assert_come(&consumer, &come).await;
     }
 
     // Before 2.14 the floor is said to be 0.
@@ -250,14 +266,15 @@ on_all_versions! {
         let consumer = make(&stream, pull::Config::default()).await;
         pull_and_ack(&consumer, 10).await;
         let client = context.client();
-        let reset = async |consumer: &str, to: u64| {
+        let reset = async |consumer: &str, to: u64, seconds: u64| {
             let body = serde_json::to_vec(&json!({ "seq": to })).unwrap();
-            let asked = client.request(format!("$JS.API.CONSUMER.RESET.S.{consumer}"), body.into());
-            let answer = tokio::time::timeout(Duration::from_secs(2), asked).await.ok()?.ok()?;
+            let request = Request::new().payload(body.into()).timeout(Some(Duration::from_secs(seconds)));
+            let answer = client.send_request(format!("$JS.API.CONSUMER.RESET.S.{consumer}"), request).await.ok()?;
             Some(serde_json::from_slice::<Value>(&answer.payload).unwrap())
         };
-        let back = reset("c", 4).await;
-        if !server.is_at_least("2.14.0").unwrap() {
+        let is_known = server.is_at_least("2.14.0").unwrap();
+        let back = reset("c", 4, if is_known { 30 } else { 2 }).await;
+        if !is_known {
             assert!(back.is_none(), "{back:?}");
             return;
         }
@@ -265,8 +282,8 @@ on_all_versions! {
         let first = pull_now(&consumer, 1).await;
         let first = first[0].info().unwrap();
         assert_eq!((first.stream_sequence, first.consumer_sequence), (4, 1));
-        assert_eq!(reset("c", 100).await.unwrap()["reset_seq"], 100);
-        assert_eq!(reset("other", 1).await, None);
+        assert_eq!(reset("c", 100, 30).await.unwrap()["reset_seq"], 100);
+        assert_eq!(reset("other", 1, 2).await, None);
     }
 
     async fn a_direct_get_is_answered_by_a_mirror_that_has_more(server: Server) {
