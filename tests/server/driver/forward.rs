@@ -4,7 +4,7 @@ use async_nats::jetstream;
 use async_nats::jetstream::stream::RetentionPolicy;
 use replay_guard::Driver;
 
-use super::rig::{CONSUMER, Rig, spawn, until};
+use super::rig::{CONSUMER, Rig, patient, spawn, until};
 use crate::nats::{Server, options};
 use crate::{on_all_versions, on_versions};
 
@@ -12,14 +12,14 @@ use crate::{on_all_versions, on_versions};
 async fn replay(server: Server, count: u64) -> (u64, Server) {
     let mut rig = Rig::new(server).await;
     rig.publish(count).await;
-    let first = spawn(rig.builder().await.fast_forward(true).open(rig.archive.sink()).await.unwrap());
+    let first = rig.start_with(|builder| patient(builder).fast_forward(true)).await;
     rig.durable(usize::try_from(count).unwrap()).await;
     rig.acked().await;
     first.stop().await.unwrap();
     rig.consumer_written().await;
     rig.cut(|server, stream| server.empty_consumer_state(stream, CONSUMER).unwrap()).await;
 
-    let second = spawn(rig.builder().await.fast_forward(true).open(rig.archive.sink()).await.unwrap());
+    let second = rig.start_with(|builder| patient(builder).fast_forward(true)).await;
     rig.acked().await;
     rig.publish(50).await;
     rig.durable(usize::try_from(count).unwrap() + 50).await;
@@ -33,7 +33,7 @@ async fn replay(server: Server, count: u64) -> (u64, Server) {
     rig.assert_all_once().await;
 
     // On an idle stream nothing is moved again.
-    let third = spawn(rig.builder().await.fast_forward(true).open(rig.archive.sink()).await.unwrap());
+    let third = rig.start_with(|builder| patient(builder).fast_forward(true)).await;
     rig.acked().await;
     assert_eq!(third.stop().await.unwrap().counters.moves, 0);
     (ended.counters.reads, rig.server)
@@ -53,13 +53,13 @@ on_versions! {
         let mut rig = Rig::retaining(server, RetentionPolicy::WorkQueue).await;
         rig.publish(300).await;
         let old = { rig.server.stop().await.unwrap(); let old = rig.server.snapshot_store().unwrap(); rig.server.restart().await.unwrap(); rig.back().await; old };
-        let first = spawn(rig.builder().await.fast_forward(true).open(rig.archive.sink()).await.unwrap());
+        let first = rig.start_with(|builder| patient(builder).fast_forward(true)).await;
         rig.durable(300).await;
         rig.acked().await;
         first.stop().await.unwrap();
         // Removals are not synced: the acked messages are back. Passed over they would stay for ever.
         rig.cut(|server, _| server.restore_store(&old).unwrap()).await;
-        let second = spawn(rig.builder().await.fast_forward(true).open(rig.archive.sink()).await.unwrap());
+        let second = rig.start_with(|builder| patient(builder).fast_forward(true)).await;
         until("the queue is empty", async || rig.stream_state().await.messages == 0).await;
         let ended = second.stop().await.unwrap();
         assert_eq!((ended.counters.skipped, ended.counters.written, ended.counters.fast_forwards), (300, 0, 0));
@@ -80,7 +80,9 @@ on_versions! {
         server.restart().await.unwrap();
         let mut rig = Rig::new(server).await;
         rig.publish(500).await;
-        rig.archive_to(500).await;
+        let running = rig.start_with(patient).await;
+        rig.durable(500).await;
+        running.stop().await.unwrap();
         rig.consumer_written().await;
         rig.cut(|server, stream| server.empty_consumer_state(stream, CONSUMER).unwrap()).await;
         let client = rig.server.client_with(options().user_and_password("some".into(), "x".into())).await.unwrap();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_nats::jetstream::{self, consumer::Config};
 use replay_guard::DriverBuilder;
 
-use super::rig::{AckTap, CONSUMER, Rig, spawn, until};
+use super::rig::{AckTap, CONSUMER, Rig, patient, spawn, until};
 use super::sink::Gate;
 use super::store::held_up;
 use crate::on_all_versions;
@@ -15,7 +15,7 @@ on_all_versions! {
     async fn r1_an_emptied_consumer_state_writes_nothing_again(server: Server) {
         let mut rig = Rig::new(server).await;
         rig.publish(1_000).await;
-        let running = rig.start().await;
+        let running = rig.start_with(patient).await;
         rig.durable(1_000).await;
         rig.acked().await;
         rig.cut(|server, stream| server.empty_consumer_state(stream, CONSUMER).unwrap()).await;
@@ -49,7 +49,7 @@ on_all_versions! {
     async fn r2_a_consumer_state_from_half_way(server: Server) {
         let mut rig = Rig::new(server).await;
         rig.publish(500).await;
-        let running = rig.start().await;
+        let running = rig.start_with(patient).await;
         rig.durable(500).await;
         rig.acked().await;
         rig.consumer_written().await;
@@ -72,7 +72,7 @@ on_all_versions! {
     async fn r4_an_emptied_consumer_configuration(server: Server) {
         let mut rig = Rig::new(server).await;
         rig.publish(1_000).await;
-        let running = rig.start().await;
+        let running = rig.start_with(patient).await;
         rig.durable(1_000).await;
         rig.acked().await;
         rig.consumer_written().await;

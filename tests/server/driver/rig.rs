@@ -66,6 +66,11 @@ impl Still {
     }
 }
 
+/// A consumer whose deliveries come again so late that no busy machine makes them.
+pub(super) fn patient(builder: DriverBuilder) -> DriverBuilder {
+    builder.consumer_config(Config { ack_wait: DEADLINE, max_ack_pending: 1_000, ..Default::default() })
+}
+
 /// A driver that runs.
 pub(super) struct Running {
     task: JoinHandle<Result<Ended, DriverError>>,

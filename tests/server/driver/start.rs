@@ -4,12 +4,14 @@ use async_nats::jetstream::consumer::{AckPolicy, pull};
 use futures_util::StreamExt as _;
 use replay_guard::{DriverError, Start, StartError, Trust};
 
-use super::rig::{CONSUMER, Rig, spawn};
+use super::rig::{CONSUMER, DEADLINE, Rig, spawn};
 use crate::on_versions;
 
 /// What another archiver did: takes and acks so many messages.
 async fn acked_by_another(rig: &Rig, count: usize) {
-    let consumer = rig.make_consumer(pull::Config { ack_policy: AckPolicy::Explicit, ..Default::default() }).await;
+    let ack_wait = DEADLINE;
+    let consumer =
+        rig.make_consumer(pull::Config { ack_policy: AckPolicy::Explicit, ack_wait, ..Default::default() }).await;
     let mut messages = consumer.fetch().max_messages(count).messages().await.unwrap();
     while let Some(message) = messages.next().await {
         message.unwrap().double_ack().await.unwrap();
