@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use async_nats::jetstream::consumer::pull;
-use async_nats::jetstream::{self, Context};
+use async_nats::jetstream::Context;
 use bytes::Bytes;
 use replay_guard::jetstream::Consumer;
 
@@ -68,7 +68,7 @@ pub async fn kill_again_and_again(
     archiver: impl Fn() -> Command,
     mut between: impl AsyncFnMut(usize) -> Result<()>,
 ) -> Result<Killed> {
-    let jetstream = jetstream::new(server.client().await?);
+    let jetstream = streams::producer(server.client().await?);
     let consumer = pull::Config { max_ack_pending: 5_000, ..streams::impatient(CONSUMER) };
     streams::make(&jetstream, STREAM, "killed.*", consumer).await?;
 

@@ -2,11 +2,19 @@
 
 use std::time::Duration;
 
+use async_nats::Client;
 use async_nats::jetstream::consumer::pull;
-use async_nats::jetstream::{Context, stream};
+use async_nats::jetstream::{self, Context, stream};
 
 use crate::killing::Published;
 use crate::wheel::Result;
+
+/// For producers on a busy machine, where an answer may take longer than usual.
+pub fn producer(client: Client) -> Context {
+    let mut context = jetstream::new(client);
+    context.set_timeout(Duration::from_secs(30));
+    context
+}
 
 /// A durable consumer that delivers soon again what a dead archiver was given.
 pub fn impatient(name: &str) -> pull::Config {

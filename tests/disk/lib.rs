@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Error, Result, bail, ensure};
 use archiver_support::nats::Server;
 use archiver_support::{Process, killing, streams};
-use async_nats::jetstream::{self, Context, stream};
+use async_nats::jetstream::{Context, stream};
 use bytes::Bytes;
 use replay_guard::jetstream::Consumer;
 use replay_guard::{CheckpointStore as _, FileStore, Source};
@@ -48,7 +48,7 @@ pub struct Bench {
 impl Bench {
     /// Makes the stream and its consumer. `program`: the archiver; `home`: for all that is written.
     pub async fn new(server: &Server, program: &str, stream: &str, home: &Path) -> Result<Self> {
-        let jetstream = jetstream::new(server.client().await.map_err(Error::from_boxed)?);
+        let jetstream = streams::producer(server.client().await.map_err(Error::from_boxed)?);
         let logs = home.join("logs");
         fs::create_dir_all(&logs)?;
         let bench = Self {
@@ -69,7 +69,7 @@ impl Bench {
 
     /// Connects anew, to a server that was away.
     pub async fn connect(&mut self, server: &Server) -> Result<()> {
-        self.jetstream = jetstream::new(server.client().await.map_err(Error::from_boxed)?);
+        self.jetstream = streams::producer(server.client().await.map_err(Error::from_boxed)?);
         Ok(())
     }
 
@@ -259,6 +259,11 @@ impl Archiver {
     /// Waits until a line holds all of this; it must not end before. Returns the line.
     pub async fn says(&mut self, words: &[&str]) -> Result<String> {
         self.says_times(words, 1).await
+    }
+
+    /// How many lines so far hold this.
+    pub fn said(&self, word: &str) -> usize {
+        self.log().lines().filter(|line| line.contains(word)).count()
     }
 
     /// Waits until so many lines hold all of this. Returns the last.

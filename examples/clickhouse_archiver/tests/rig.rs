@@ -7,8 +7,8 @@ use archiver_support::killing::{Published, is_done};
 use archiver_support::nats::Server;
 use archiver_support::wheel::Result;
 use archiver_support::{Process, streams};
+use async_nats::jetstream::Context;
 use async_nats::jetstream::consumer::pull;
-use async_nats::jetstream::{self, Context};
 
 use crate::target::{ClickHouse, Kind};
 
@@ -32,7 +32,7 @@ impl Rig {
 
     pub(crate) async fn with(version: &'static str, clickhouse: ClickHouse) -> Result<Self> {
         let nats = Server::start(version).await?;
-        let jetstream = jetstream::new(nats.client().await?);
+        let jetstream = streams::producer(nats.client().await?);
         let rig = Self { nats, jetstream, clickhouse, directory: tempfile::tempdir()? };
         rig.create_stream().await?;
         Ok(rig)

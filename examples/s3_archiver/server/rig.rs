@@ -12,7 +12,7 @@ use archiver_support::nats::Server;
 use archiver_support::wheel::Result;
 use archiver_support::{Process, python, streams};
 use async_nats::HeaderMap;
-use async_nats::jetstream::{self, Context};
+use async_nats::jetstream::Context;
 use futures_util::TryStreamExt as _;
 use object_store::aws::AmazonS3;
 use object_store::path::Path;
@@ -38,7 +38,7 @@ pub(crate) struct Rig {
 impl Rig {
     pub(crate) async fn new(version: &'static str, store: &Seaweed) -> Result<Self> {
         let nats = Server::start(version).await?;
-        let jetstream = jetstream::new(nats.client().await?);
+        let jetstream = streams::producer(nats.client().await?);
         let directory = tempfile::tempdir()?;
         let prefix =
             directory.path().file_name().ok_or("it has a name")?.to_string_lossy().trim_start_matches('.').to_owned();
