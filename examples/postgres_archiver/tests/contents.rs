@@ -88,6 +88,10 @@ async fn sources_share_tables_and_nothing_else() -> Result<()> {
     let held = rig.postgres.hold(
         "BEGIN; SELECT pg_advisory_xact_lock(hashtextextended('replay-guard archive', 0)); SELECT pg_sleep(1000)",
     )?;
+    crate::rig::until("the lock is held", async || {
+        Ok(rig.postgres.count("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted")? == 1)
+    })
+    .await?;
     let mut one = rig.start(&mut rig.command(STREAM))?;
     let mut two = rig.start(&mut rig.command("T"))?;
     let mut filtered =

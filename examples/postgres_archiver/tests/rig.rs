@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use archiver_support::nats::{Server, V2_15};
 use archiver_support::wheel::Result;
 use archiver_support::{Process, streams};
-use async_nats::jetstream::{self, Context};
+use async_nats::jetstream::Context;
 
 use crate::postgres::Postgres;
 
@@ -20,7 +20,7 @@ pub(crate) const EACH: usize = 50;
 /// What the archiver says when it was made to write again what the table holds.
 pub(crate) const AGAIN: &str = "in the table already";
 
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
 
 /// The archiver, as built for these tests.
@@ -91,7 +91,7 @@ pub(crate) struct Rig {
 impl Rig {
     pub(crate) async fn new() -> Result<Self> {
         let nats = Server::start(V2_15).await?;
-        let jetstream = jetstream::new(nats.client().await?);
+        let jetstream = streams::producer(nats.client().await?);
         let postgres = tokio::task::spawn_blocking(Postgres::start).await??;
         let rig = Self { nats, jetstream, postgres, directory: tempfile::tempdir()?, archivers: AtomicU32::new(0) };
         rig.make(STREAM, "s.>").await?;
