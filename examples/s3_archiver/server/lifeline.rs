@@ -16,7 +16,7 @@ impl Lifeline {
     pub(crate) fn start(server: &Command, directory: &Path) -> Result<Self> {
         // The end of its input is the end of this process: nobody else has the other end.
         const SCRIPT: &str = "trap '' INT TERM HUP; directory=$1; shift; \"$@\" & read -r word; \
-                              kill -9 $! 2>/dev/null; [ \"$word\" = keep ] || rm -rf \"$directory\"";
+                              kill -9 $! 2>/dev/null; wait; [ \"$word\" = keep ] || rm -rf \"$directory\"";
         let mut shell = Command::new("sh");
         shell.args(["-c", SCRIPT, "sh"]).arg(directory).arg(server.get_program()).args(server.get_args());
         for (name, value) in server.get_envs() {

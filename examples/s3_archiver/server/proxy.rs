@@ -1,7 +1,7 @@
 //! What may happen between an archiver and its store.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use archiver_support::wheel::Result;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -31,7 +31,9 @@ pub(crate) struct Proxy {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Uploads of archived objects that were begun.
+    /// An upload was chosen for mischief.
+    chosen: AtomicBool,
+    /// Uploads chosen for it that have come here whole.
     uploads: AtomicUsize,
     /// Uploads of which the store has half.
     halves: AtomicUsize,
@@ -100,7 +102,7 @@ async fn pass(
         let line = bytes.split(|byte| *byte == b'\r').next().unwrap_or_default();
         let line = String::from_utf8_lossy(line);
         let is_upload = line.starts_with("PUT ") && line.contains(".parquet");
-        if !is_upload || state.uploads.fetch_add(1, Ordering::Relaxed) > 0 {
+        if !is_upload || state.chosen.swap(true, Ordering::Relaxed) {
             to_store.write_all(bytes).await?;
             continue;
         }
@@ -109,8 +111,12 @@ async fn pass(
         // All of it, so that the store can take it without the client.
         while !is_whole(&request) {
             let count = from_client.read(&mut buffer).await?;
+            if count == 0 {
+                return Ok(());
+            }
             request.extend_from_slice(buffer.get(..count).unwrap_or_default());
         }
+        state.uploads.fetch_add(1, Ordering::Relaxed);
         if mischief == Mischief::Hold {
             released.wait_for(|released| *released).await?;
         }
