@@ -24,7 +24,7 @@ const STREAM: &str = "TEMPS";
 /// How many acknowledgements of the server a producer waits for at a time.
 const BATCH: usize = 500;
 /// How long nothing may happen before something is wrong.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
 
 /// What archivers did, by their own account.
