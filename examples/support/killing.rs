@@ -4,8 +4,8 @@
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use async_nats::jetstream::consumer::pull;
 use async_nats::jetstream::Context;
+use async_nats::jetstream::consumer::pull;
 use bytes::Bytes;
 use replay_guard::jetstream::Consumer;
 

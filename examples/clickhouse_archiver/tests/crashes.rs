@@ -67,7 +67,8 @@ async fn a_server_killed_in_the_middle_of_inserts_has_each_message_once() -> Res
 async fn die_between(rig: &Rig, messages: usize) -> Result<()> {
     let before = rig.rows()?;
     rig.publish(messages).await?;
-    let mut command = rig.archiver_flushing(&rig.clickhouse.url(), ("50000", "2"), &[]);
+    // Late enough to pause the server first, and before its silence ends the session: ten seconds.
+    let mut command = rig.archiver_flushing(&rig.clickhouse.url(), ("50000", "6"), &[]);
     let mut process = Process::start("the archiver", &mut command)?;
     let stream = rig.jetstream.get_stream(STREAM).await?;
     let deadline = Instant::now() + PATIENCE;

@@ -45,7 +45,7 @@ async fn one_flush_is_one_part_whatever_the_profile_says() -> Result<()> {
     for kind in [Kind::Old, Kind::New] {
         let rig = Rig::new(V2_15, kind).await?;
         rig.publish(4_000).await?;
-        let mut command = rig.archiver_flushing(&rig.clickhouse.url(), ("4000", "5"), &[]);
+        let mut command = rig.archiver_flushing(&rig.clickhouse.url(), ("4000", "60"), &[]);
         let mut process = Process::start("the archiver", &mut command)?;
         rig.wait_for("rows", || Ok(rig.rows()? >= 4_000)).await?;
         let parts =
