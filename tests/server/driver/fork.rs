@@ -23,7 +23,10 @@ impl At900 {
         Self::reach_with(rig, |builder| builder).await
     }
 
-    async fn reach_with(rig: &mut Rig, change: impl Fn(DriverBuilder) -> DriverBuilder) -> (Self, Running) {
+    async fn reach_with(
+        rig: &mut Rig,
+        change: impl Fn(DriverBuilder) -> DriverBuilder + Send + Sync,
+    ) -> (Self, Running) {
         rig.publish(900).await;
         let running = rig.start_with(change).await;
         rig.durable(900).await;

@@ -221,7 +221,23 @@ impl Rig {
     }
 
     pub(super) async fn open(&self) -> Result<Driver<MemorySink>, DriverError> {
-        self.builder().await.open(self.archive.sink()).await
+        self.open_unless(|builder| builder, DriverError::is_setting).await
+    }
+
+    /// Opens again what a slow answer ended.
+    async fn open_unless(
+        &self,
+        change: impl Fn(DriverBuilder) -> DriverBuilder + Send + Sync,
+        wrong: impl Fn(&DriverError) -> bool + Send + Sync,
+    ) -> Result<Driver<MemorySink>, DriverError> {
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            let opening = Box::pin(change(self.builder().await).open(self.archive.sink()));
+            match opening.await {
+                Err(error) if !wrong(&error) && Instant::now() < deadline => tokio::time::sleep(POLL).await,
+                done => return done,
+            }
+        }
     }
 
     pub(super) async fn start(&self) -> Running {
@@ -229,30 +245,15 @@ impl Rig {
     }
 
     /// A driver with other settings.
-    pub(super) async fn start_with(&self, change: impl Fn(DriverBuilder) -> DriverBuilder) -> Running {
-        self.start_unless(change, DriverError::is_setting).await
+    pub(super) async fn start_with(&self, change: impl Fn(DriverBuilder) -> DriverBuilder + Send + Sync) -> Running {
+        spawn(self.open_unless(change, DriverError::is_setting).await.unwrap())
     }
 
     /// A driver after one that was aborted: a save of that one may still go on, and keeps the lock.
     pub(super) async fn start_after_abort(&self) -> Running {
         let is_locked = |error: &_| matches!(error, DriverError::Open(OpenError::Store(StoreError::Locked { .. })));
-        self.start_unless(|builder| builder, |error| error.is_setting() && !is_locked(error)).await
-    }
-
-    /// Opens again what a slow answer ended.
-    async fn start_unless(
-        &self,
-        change: impl Fn(DriverBuilder) -> DriverBuilder,
-        wrong: impl Fn(&DriverError) -> bool,
-    ) -> Running {
-        let deadline = Instant::now() + DEADLINE;
-        loop {
-            match change(self.builder().await).open(self.archive.sink()).await {
-                Ok(driver) => return spawn(driver),
-                Err(error) => assert!(!wrong(&error) && Instant::now() < deadline, "no opening: {error}"),
-            }
-            tokio::time::sleep(POLL).await;
-        }
+        let wrong = |error: &DriverError| error.is_setting() && !is_locked(error);
+        spawn(self.open_unless(|builder| builder, wrong).await.unwrap())
     }
 
     /// Runs a driver until a session has begun, and stops it.

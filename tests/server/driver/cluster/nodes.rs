@@ -107,7 +107,14 @@ impl Site {
     }
 
     pub(super) async fn start_on(&self, client: Client) -> Running {
-        spawn(self.builder(client).open(self.archive.sink()).await.unwrap())
+        // Again, where an answer was slow.
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            match Box::pin(self.builder(client.clone()).open(self.archive.sink())).await {
+                Ok(driver) => return spawn(driver),
+                Err(error) => assert!(!error.is_setting() && Instant::now() < deadline, "no opening: {error}"),
+            }
+        }
     }
 
     fn builder(&self, client: Client) -> DriverBuilder {
