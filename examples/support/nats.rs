@@ -28,7 +28,7 @@ pub const VERSIONS: [&str; 4] = [V2_10, V2_12, V2_14, V2_15];
 pub const APART: [&str; 2] = [V2_12, V2_15];
 
 /// How long a server may take to answer, or to end.
-const DEADLINE: Duration = Duration::from_secs(30);
+const DEADLINE: Duration = Duration::from_secs(60);
 /// How often a thing that is waited for is looked at.
 const POLL: Duration = Duration::from_millis(20);
 
