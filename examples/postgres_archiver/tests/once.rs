@@ -291,7 +291,7 @@ async fn a_fork_within_a_transaction_writes_nothing_again() -> Result<()> {
     rig.nats.kill()?;
     rig.nats.restore_messages(STREAM, &kept)?;
     rig.nats.restart().await?;
-    rig.jetstream = async_nats::jetstream::new(rig.nats.client().await?);
+    rig.jetstream = archiver_support::streams::producer(rig.nats.client().await?);
     rig.publish("s.b", 2 * LOST).await?;
     let log = rig.archive(STREAM).await?;
     // The table says what the stream kept of it.
@@ -334,7 +334,7 @@ async fn rows_that_were_deleted_stay_deleted_unless_somebody_wants_them_back() -
     rig.nats.kill()?;
     rig.nats.empty_consumer_state(STREAM, CONSUMER)?;
     rig.nats.restart().await?;
-    rig.jetstream = async_nats::jetstream::new(rig.nats.client().await?);
+    rig.jetstream = archiver_support::streams::producer(rig.nats.client().await?);
     rig.publish("s.a", 1).await?;
     Rig::never_again(&rig.archive(STREAM).await?)?;
     assert_eq!(rig.rows()?, 3 * EACH as u64 + 1 - 20);

@@ -7,7 +7,6 @@ use std::path::Path;
 use archiver_support::nats::{APART, V2_15, versions};
 use archiver_support::wheel::Result;
 use async_nats::HeaderMap;
-use async_nats::jetstream;
 
 use crate::rig::{CONSUMER, Rig, STREAM};
 use crate::seaweed::Seaweed;
@@ -140,7 +139,7 @@ async fn forget(rig: &mut Rig) -> Result<()> {
     rig.nats.kill()?;
     rig.nats.empty_consumer_state(STREAM, CONSUMER)?;
     rig.nats.restart().await?;
-    rig.jetstream = jetstream::new(rig.nats.client().await?);
+    rig.jetstream = archiver_support::streams::producer(rig.nats.client().await?);
     Ok(())
 }
 
