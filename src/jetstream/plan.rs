@@ -24,7 +24,7 @@ use crate::sink::Reason;
 use self::reports::Reports;
 pub(crate) use action::{Action, Connection, Note, Taken};
 use others::Others;
-use phase::{Asks, Carried, Jump, Phase, Running, Starting, Step};
+use phase::{Asks, Carried, Jump, Look, Phase, Running, Starting, Step};
 pub(crate) use reports::{LAST, LONG};
 
 /// How often the newest witness is read back and the consumer's position is compared with the floor, if nothing else is said.
@@ -236,7 +236,7 @@ impl Plan {
                         running.asks = Asks::Consumer;
                         return Action::Reread(position);
                     }
-                    running.checking = true;
+                    running.look = Some(Look::Check);
                     return Action::Find;
                 }
                 let wake = running.next_round.min(running.next_check);
@@ -389,16 +389,16 @@ impl Plan {
     fn failed(&mut self, what: &'static str, why: String, now: Duration) {
         match &mut self.phase {
             // A check that cannot be made is made the next time.
-            Phase::Running(running) if running.checking => {
-                running.checking = false;
+            Phase::Running(running) if running.look == Some(Look::Check) => {
+                running.look = None;
                 let wait = running.next_check.saturating_sub(now);
                 self.notes.push(Note::Retry { what: "check", why, wait });
             }
             // As where the stream cannot be asked: what is durable is found again by the next run.
-            Phase::Running(running) if running.confirming && self.stop => self.phase = Phase::WoundUp,
-            Phase::Running(running) if running.confirming => {
+            Phase::Running(running) if running.look.is_some() && self.stop => self.phase = Phase::WoundUp,
+            Phase::Running(running) if running.look.is_some() => {
                 let wait = self.backoff.wait();
-                running.blocked = Some(now.saturating_add(wait));
+                (running.look, running.blocked) = (None, Some(now.saturating_add(wait)));
                 self.notes.push(Note::Retry { what: "flush", why, wait });
             }
             _ => self.retry(what, why, now),

@@ -39,6 +39,15 @@ pub(super) enum Asks {
     Stream,
 }
 
+/// Why a consumer is looked at in a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Look {
+    /// It is time for it.
+    Check,
+    /// A flush is to rely on its filters, and waits.
+    ForFlush,
+}
+
 #[derive(Debug)]
 pub(super) struct Running {
     pub(super) connection: u64,
@@ -57,11 +66,10 @@ pub(super) struct Running {
     pub(super) round: Duration,
     pub(super) next_round: Duration,
     pub(super) next_check: Duration,
-    pub(super) checking: bool,
+    /// Why the consumer is being looked at.
+    pub(super) look: Option<Look>,
     /// The consumer passed over sequences since it was looked at. That nothing of the source lies there is its filters' word.
     pub(super) passed_over: bool,
-    /// It is looked at for that reason, and a flush waits.
-    pub(super) confirming: bool,
     pub(super) position: Option<ConsumerPosition>,
     /// Where the consumer was looked at last and stood well, as long as nothing came and nothing was flushed since: then one
     /// question is enough at a time.
@@ -79,8 +87,11 @@ impl Running {
 
     /// A flush; before it a look at the consumer, if the flush is to rely on its filters.
     pub(super) fn flush(&mut self, reason: Reason) -> Action {
-        self.confirming = self.passed_over;
-        if self.confirming { Action::Find } else { Action::Flush(reason) }
+        if self.passed_over {
+            self.look = Some(Look::ForFlush);
+            return Action::Find;
+        }
+        Action::Flush(reason)
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy};
 
 use super::action::{Connection, Note};
-use super::{Asks, Carried, LEAST_ROUND, Others, Phase, Plan, Running, SECOND_LOOK, Starting, Step, place};
+use super::{Asks, Carried, LEAST_ROUND, Look, Others, Phase, Plan, Running, SECOND_LOOK, Starting, Step, place};
 use crate::fault::{self, Fault};
 use crate::guard::{ConsumerPosition, Permits, Placement};
 use crate::jetstream::position::{Moved, Position};
@@ -55,11 +55,11 @@ impl Plan {
                 self.distrust = true;
                 self.end(&SessionEnd::Replaced, now);
             }
-            (Phase::Running(running), Some(_)) if running.confirming => {
-                (running.passed_over, running.confirming) = (false, false);
+            (Phase::Running(running), Some(_)) if running.look == Some(Look::ForFlush) => {
+                (running.passed_over, running.look) = (false, None);
             }
             (Phase::Running(running), Some(position)) => {
-                (running.checking, running.passed_over) = (false, false);
+                (running.passed_over, running.look) = (false, None);
                 if let Some(count) = running.others.check(position.deliveries) {
                     self.notes.push(Note::Shared { count });
                 }
@@ -176,9 +176,8 @@ impl Plan {
                 round,
                 next_round: now.saturating_add(round),
                 next_check: now.saturating_add(self.check_every),
-                checking: false,
+                look: None,
                 passed_over: false,
-                confirming: false,
                 position: None,
                 quiet: None,
                 asks: Asks::Consumer,
