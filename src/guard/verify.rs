@@ -250,7 +250,9 @@ pub(super) async fn span_holds(
 ) -> Result<bool, ObserveError> {
     let coverage = &ledger.coverage;
     let (Some(lowest), Some(span)) = (coverage.get(0), coverage.find(witness.sequence())) else {
-        return Ok(true); // a witness of a span that was forgotten: nobody relies on it
+        // A witness of a span that was forgotten: nobody relies on it. While nothing is archived, it tells which stream
+        // archiving began in.
+        return Ok(!coverage.is_empty() || none_later(observer, witness, stands).await?);
     };
     let mut high = span.last;
     loop {
@@ -277,12 +279,16 @@ pub(super) async fn span_holds(
     let Some(witness) = ledger.witnesses.newest_in(0, lowest.first) else { return Ok(true) };
     stands.requests += 1;
     match Answer::of(observer.read(witness.sequence()).await?, witness) {
-        Answer::Gone => {
-            let alive = newest_alive(observer, 1, witness.sequence()).await?;
-            Ok(alive.is_none_or(|alive| alive.id.published <= witness.id.published))
-        }
+        Answer::Gone => none_later(observer, witness, stands).await,
         answer => Ok(!note(answer, witness, evidence)),
     }
+}
+
+/// Whether no message below a witness that is gone was published after it.
+async fn none_later(observer: &dyn Observer, witness: Witness, stands: &mut Stands) -> Result<bool, ObserveError> {
+    stands.requests += 1;
+    let alive = newest_alive(observer, 1, witness.sequence()).await?;
+    Ok(alive.is_none_or(|alive| alive.id.published <= witness.id.published))
 }
 
 /// The newest record of a segment is gone, which is safe for itself and says nothing of those below: goes down to the first

@@ -257,10 +257,12 @@ impl Books {
                     self.allow(id);
                 }
             }
+            // Restored from a backup while it was asked about, what was lost stands again.
+            let again = self.world.state().server.forked > self.flush;
             for id in &fork.orphaned {
                 // It stays in the sink, and comes again if a backup brings its message back.
                 self.open.remove(id);
-                if self.world.get(id.sequence).is_none_or(|message| message.published != id.published) {
+                if again || self.world.get(id.sequence).is_none_or(|message| message.published != id.published) {
                     self.allow(*id);
                 }
             }

@@ -38,6 +38,20 @@ fn what_lies_below_the_origin_is_not_ours_until_the_stream_is_another_one() {
 }
 
 #[test]
+fn a_tail_lost_below_the_origin_is_found_while_nothing_is_archived() {
+    let (world, mut driver) = begun_at_6();
+    world.lose_to(3);
+    world.publish(5);
+    // The message that told which stream archiving began in is gone, and so is what took its place.
+    world.delete(5);
+    driver.consumer.after_loss(AfterLoss::Ahead);
+    driver.finish();
+    for record in world.all("").into_iter().filter(|record| record.sequence > 3) {
+        assert!(driver.disk.holds(&record), "{} is lost", record.id());
+    }
+}
+
+#[test]
 fn a_claim_of_two_lives_does_not_say_where_archiving_began() {
     let world = World::new();
     world.publish(10);
