@@ -401,9 +401,11 @@ fn connection(client: &Client) -> Connection {
     Connection { up, count: client.statistics().connects.load(Ordering::Relaxed) }
 }
 
-/// So many answers may be on their way to the socket: far less than the client writes at once, and drops with a connection.
-/// More would wait in its queue of commands, which outlives the connection.
-const ANSWERS_UNSENT: usize = 100;
+/// So many bytes of answers may be on their way to the socket: less than the client writes at once (64 KiB), and drops with a
+/// connection. More would wait in its queue of commands, which outlives the connection.
+const UNSENT: usize = 48 * 1024;
+/// What an answer takes beside its subject, at most.
+const FRAME: usize = 32;
 
 /// Sends answers as long as this is the connection the deliveries came on; says how many were dropped. What is not sent is
 /// delivered again and skipped: an ack that waited for a reconnect would reach whatever message has its sequence then.
@@ -411,19 +413,22 @@ async fn send(client: &Client, plan: &Plan, answers: Vec<(Subject, Answer)>) -> 
     let (mut left, half) = (answers.len(), answers.len() / 2);
     crash::point("acks-unsent");
     let deadline = Instant::now() + SEND_DEADLINE;
-    for (index, (reply, answer)) in answers.into_iter().enumerate() {
+    let mut unsent = 0;
+    for (reply, answer) in answers {
         if !plan.is_current(connection(client)) {
             break;
         }
+        unsent += reply.len() + FRAME;
+        let full = unsent >= UNSENT;
         let passes = async {
             let published = client.publish(reply, answer.payload()).await.is_ok();
-            let full = index % ANSWERS_UNSENT == ANSWERS_UNSENT - 1;
             published && (!full || client.flush().await.is_ok())
         };
         if !matches!(tokio::time::timeout_at(deadline, passes).await, Ok(true)) {
             break;
         }
         left -= 1;
+        unsent = if full { 0 } else { unsent };
         if left == half {
             crash::point("acks-half-sent");
         }

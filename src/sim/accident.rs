@@ -113,6 +113,8 @@ impl Accident {
                 state.restore();
                 // What was deleted stays deleted: a backup that brings it back is another stream to nobody.
                 state.messages.retain(|at, _| *at > same || there.contains_key(at));
+                let back = state.messages.iter().filter(|(at, message)| there.get(at) != Some(message));
+                state.server.restored.extend(back.map(|(at, message)| message.id(*at)));
                 state.cut(same, true);
                 state.server.removed.clear();
                 state.reload(if kept == Kept::All { Kept::Gone } else { kept });

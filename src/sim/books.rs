@@ -388,12 +388,21 @@ impl Books {
             false
         });
         for id in found.into_iter().filter(|id| !self.excused.contains(id)).collect::<Vec<_>>() {
-            if !self.below_origin(id) && !coverage.is_some_and(|coverage| self.beyond_knowing(coverage, id)) {
+            if !self.below_origin(id)
+                && !self.came_back(id)
+                && !coverage.is_some_and(|coverage| self.beyond_knowing(coverage, id))
+            {
                 return Some(id);
             }
             self.excused.insert(id);
         }
         None
+    }
+
+    /// The known limit: what was lost before it was archived and comes back with a backup, below a record that was archived
+    /// before the loss: a sink that says which records it holds speaks for that one alone.
+    fn came_back(&self, id: RecordId) -> bool {
+        self.cuts > 1 && self.sink.inside().tells.is_some() && self.world.state().server.restored.contains(&id)
     }
 
     /// The known limit: of a work queue that others read before nothing below the origin is left, nor of what is archived, so

@@ -6,6 +6,7 @@ use super::accident::Accident;
 use super::held::{Acked, Held, Progress};
 use super::stream::State;
 use super::{MS, Rng, World};
+use crate::RecordId;
 use crate::jetstream::plan::Connection;
 
 #[derive(Clone, Debug)]
@@ -49,6 +50,8 @@ pub(crate) struct Server {
     pub(crate) forked_unnoticed: u64,
     /// Places where the stream began to differ from what it was, for the books.
     pub(crate) cuts: Vec<u64>,
+    /// What came back with a backup.
+    pub(crate) restored: BTreeSet<RecordId>,
     /// Where consumers were made or reset to begin, and when.
     pub(crate) begun: Vec<(u64, u64)>,
     /// When last, of the clock that never steps, something happened that lets deliveries come again.
@@ -94,6 +97,7 @@ impl Default for Server {
             forked: 0,
             forked_unnoticed: 0,
             cuts: Vec::new(),
+            restored: BTreeSet::new(),
             begun: Vec::new(),
             disturbed: 0,
             shared: false,
