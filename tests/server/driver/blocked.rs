@@ -16,9 +16,10 @@ use super::rig::{DEADLINE, Rig, spawn, until};
 use super::sink::Gate;
 use super::store::held_up;
 
-/// Between a client and its server: may stop to read what the client sends.
+/// Between a client and its server.
 struct Wire {
     address: SocketAddr,
+    /// Closed, nothing more is read of what the client sends on its first connection.
     reads: Gate,
     cuts: watch::Sender<()>,
     task: tokio::task::JoinHandle<()>,
@@ -33,11 +34,11 @@ impl Wire {
         let listener = socket.listen(16).unwrap();
         let address = listener.local_addr().unwrap();
         let (reads, cuts) = (Gate::new(), watch::Sender::new(()));
-        let (gate, cut, server) = (reads.clone(), cuts.clone(), server.url().replace("nats://", ""));
+        let (mut gate, cut, server) = (reads.clone(), cuts.clone(), server.url().replace("nats://", ""));
         let task = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let server = TcpStream::connect(&server).await.unwrap();
-                let (gate, mut cut) = (gate.clone(), cut.subscribe());
+                let (gate, mut cut) = (std::mem::replace(&mut gate, Gate::new()), cut.subscribe());
                 tokio::spawn(async move {
                     tokio::select! {
                         () = between(client, server, gate) => {}
@@ -102,7 +103,6 @@ async fn acks_that_a_connection_does_not_take_die_with_it() {
     let mut acks = watcher.subscribe(format!("$JS.ACK.{}.>", rig.stream)).await.unwrap();
     watcher.flush().await.unwrap();
     wire.cuts.send_replace(());
-    wire.reads.open();
     until("another session", async || running.now().sessions == 2).await;
     // What the server sent before it answers this has come.
     until("an answer", async || jetstream::new(watcher.clone()).query_account().await.is_ok()).await;
