@@ -187,15 +187,15 @@ fn unshared(coverage: &Coverage, span: &Span) -> Vec<(u64, u64)> {
     let mut parts = Vec::new();
     let mut at = span.first;
     while at <= span.last {
-        let other = coverage.at_or_above(at).filter(|other| other.first <= span.last);
-        let end = other.map_or(span.last, |other| other.first.saturating_sub(1));
-        if at <= end {
-            parts.push((at, end));
-        }
-        at = other.map_or(u64::MAX, |other| other.last).saturating_add(1);
-        if other.is_none() {
+        let Some(other) = coverage.at_or_above(at).filter(|other| other.first <= span.last) else {
+            parts.push((at, span.last));
             break;
+        };
+        if at < other.first {
+            parts.push((at, other.first - 1));
         }
+        let Some(above) = other.last.checked_add(1) else { break };
+        at = above;
     }
     parts
 }
@@ -263,5 +263,26 @@ impl Core {
         events::move_required(&self.source, to);
         self.save().await?;
         Ok(Permits { fork, move_to: Some(to), floor: self.floor(), ..Permits::default() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::RecordId;
+
+    #[test]
+    fn what_no_other_span_holds_lies_below_between_and_above_them() {
+        let span = |first, last| Span::of(first, Witness { id: RecordId::new(last, 1), digest: 0 });
+        let mut coverage = Coverage::default();
+        coverage.insert(span(4, 5), 1);
+        coverage.insert(span(8, 8), 1);
+        let of = |coverage: &Coverage, first, last| unshared(coverage, &span(first, last));
+        assert_eq!(of(&coverage, 1, 10), [(1, 3), (6, 7), (9, 10)]);
+        assert_eq!(of(&coverage, 5, 8), [(6, 7)]);
+        assert_eq!(of(&coverage, 4, 5), []);
+        assert_eq!(of(&coverage, 9, 10), [(9, 10)]);
+        coverage.insert(span(12, u64::MAX), 1);
+        assert_eq!(of(&coverage, 9, u64::MAX), [(9, 11)], "it ends");
     }
 }
